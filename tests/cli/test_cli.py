@@ -1,0 +1,214 @@
+"""The command line as a user meets it: fresh processes, exit codes, one sentence an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(sys.executable).with_name("tracekit")
+
+
+def run(*arguments: object, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run tracekit and check its exit code; warnings are errors there too."""
+    fixed = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [PROGRAM, *map(str, arguments)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | fixed | env,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def last(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_record_simulate_report_and_validate_work_one_after_the_other(
+    model_folder: Path, prompt_file: Path, tmp_path: Path
+) -> None:
+    trace, results, page = tmp_path / "t", tmp_path / "r", tmp_path / "report.html"
+    common = ("--model", model_folder, "--prompts", prompt_file, "-o", trace, "--max-new-tokens", 5)
+    done = json.loads(run("record", *common, "--json").stdout)
+    assert done["num_sequences"] == done["num_new"] == 5
+    assert json.loads(run("record", *common, "--json").stdout)["num_new"] == 0
+    run("validate", trace)
+    done = json.loads(run("simulate", trace, "-o", results, "--sizes", "8,32", "--json").stdout)
+    assert done["num_computed"] > 50
+    assert not done["failed"]
+    again = json.loads(run("simulate", trace, "-o", results, "--sizes", "8,32", "--json").stdout)
+    assert (again["num_computed"], again["num_found"]) == (0, done["num_computed"])
+    assert run("report", results, "-o", page).stdout.strip() == str(page)
+    text = page.read_text(encoding="utf-8")
+    assert "<script>alert(1)" not in text
+    for folder in (trace, results):
+        shown = run("show", folder).stdout
+        assert max(map(len, shown.splitlines())) <= 110
+        json.loads(run("show", folder, "--json").stdout)
+
+
+def test_settings_that_differ_are_named(
+    model_folder: Path, prompt_file: Path, trace_folder: Path, tmp_path: Path
+) -> None:
+    trace = shutil.copytree(trace_folder, tmp_path / "t")
+    done = run(
+        "record",
+        "--model",
+        model_folder,
+        "--prompts",
+        prompt_file,
+        "-o",
+        trace,
+        "--seed",
+        4,
+        code=3,
+    )
+    assert "seed is 4, was 0" in last(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["record", "--model", "smollm2-135m"], 2, "-o"),
+        (["frobnicate"], 2, "frobnicate"),
+        (["record", "--model", "MODEL", "--prompts", "nowhere.txt", "-o", "OUT"], 3, "nowhere.txt"),
+        (["record", "--model", "./no-such-folder", "-o", "OUT"], 3, "no-such-folder"),
+        (
+            ["record", "--model", "MODEL", "--capture", "all", "-o", "OUT"],
+            2,
+            "unknown capture 'all'",
+        ),
+        (["record", "--model", "MODEL", "-o", "FOREIGN"], 3, "holds something that is no trace"),
+        (["simulate", "FOREIGN", "-o", "OUT"], 3, "is no trace"),
+        (["simulate", "TRACE", "-o", "FOREIGN"], 3, "no results folder"),
+        (["simulate", "TRACE", "-o", "OUT", "--kv", "h20"], 2, "did you mean 'h2o'"),
+        (["simulate", "TRACE", "-o", "OUT", "--kv", "h2o:kept=0"], 2, "kept"),
+        (["simulate", "TRACE", "-o", "OUT", "--vocab", "frequncy"], 2, "did you mean 'frequency'"),
+        (["simulate", "TRACE", "-o", "OUT", "--sizes", "many"], 2, "--sizes takes numbers"),
+        (["simulate", "TRACE", "-o", "OUT", "--level", "propagate"], 2, "unknown level"),
+        (["report", "FOREIGN", "-o", "OUT.html"], 3, "FOREIGN"),
+        (["show", "FOREIGN"], 3, "is no trace"),
+        (["validate", "FOREIGN"], 3, "is no trace"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_its_exit_code(
+    model_folder: Path,
+    trace_folder: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    code: int,
+    words: str,
+) -> None:
+    foreign = tmp_path / "FOREIGN"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("years of work")
+    places = {
+        "MODEL": str(model_folder),
+        "TRACE": str(trace_folder),
+        "FOREIGN": str(foreign),
+        "OUT": str(tmp_path / "out"),
+    }
+    done = run(*[places.get(argument, argument) for argument in arguments], code=code)
+    assert words in done.stderr.replace("\n", " ")
+    if code != 2:
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert (foreign / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_skipped_prompt_is_named_and_the_exit_code_says_so(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "p.jsonl").write_bytes(b'{"prompt": "fine"}\n{"prompt": ""}\n{"prompt": "\xff"}\n')
+    done = run(
+        "record", "--model", model_folder, "--prompts", tmp_path / "p.jsonl", "-o", tmp_path / "t",
+        "--max-new-tokens", 2, code=5,
+    )  # fmt: skip
+    assert "line 2" in done.stderr
+    assert "line 3" in done.stderr
+    assert "2 prompts were skipped" in last(done)
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [PROGRAM, "--debug", "show", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert "Traceback" in done.stderr
+
+
+def test_list_and_doctor_answer_in_json(tmp_path: Path) -> None:
+    listed = json.loads(run("list", "--json").stdout)
+    assert {"h2o", "snapkv", "streaming"} <= {one["name"] for one in listed["policies"]}
+    assert {"oracle", "lowrank"} <= {one["name"] for one in listed["estimators"]}
+    assert "core" in listed["prompts"]
+    done = json.loads(run("doctor", "--json", TRACEKIT_CACHE=str(tmp_path)).stdout)
+    assert done["cache"] == str(tmp_path)
+    assert done["problems"] == []
+
+
+def test_every_command_and_flag_is_known() -> None:
+    """Flags are a contract: a new one is added here on purpose."""
+    import typer
+
+    from tracekit.cli.app import app
+
+    command = typer.main.get_command(app)
+    found = {
+        name: sorted(option for one in sub.params for option in one.opts)
+        for name, sub in command.commands.items()
+    }
+    assert found == {
+        "doctor": ["--json"],
+        "list": ["--json"],
+        "record": sorted(
+            [
+                "--model",
+                "-o",
+                "--out",
+                "--prompts",
+                "--capture",
+                "--limit",
+                "--dtype-store",
+                "--head",
+                "--max-new-tokens",
+                "--temperature",
+                "--top-k",
+                "--top-p",
+                "--seed",
+                "--dtype",
+                "--device",
+                "--trust-remote-code",
+                "--overwrite",
+                "--progress",
+                "--json",
+            ]
+        ),
+        "report": ["--json", "--out", "-o", "results"],
+        "show": ["--json", "--sequence", "folder"],
+        "simulate": sorted(
+            [
+                "trace",
+                "-o",
+                "--out",
+                "--kv",
+                "--vocab",
+                "--kept",
+                "--sizes",
+                "--level",
+                "--kv-bytes",
+                "--seed",
+                "--progress",
+                "--json",
+            ]
+        ),
+        "validate": ["--json", "trace"],
+    }

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests import architectures, tiny
+from tests.architectures import WINDOW
+from tests.model.test_tap import Watch, ids
+from tracekit.errors import ModelError
+from tracekit.model.read_rope import read_ropes, rope_of
+from tracekit.model.read_spec import CHECK_GATES, check_attention, read_spec
+from tracekit.model.tap import tap
+from tracekit.spec import LayerSpec, ModelSpec
+
+
+def spec_of(family: str, **config: Any) -> ModelSpec:
+    return read_spec(architectures.model(family, **config), name=family, num_tokens=265)
+
+
+def plain(kind: str = "full", **changes: Any) -> dict[str, Any]:
+    """Return what most tiny models have: 4 heads, 2 KV heads of 8."""
+    window = WINDOW if kind == "sliding" else None
+    truth = {"kind": kind, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "value_dim": 8}
+    return {**truth, "window": window, "scale": 8**-0.5, "rope": "default", **changes}
+
+
+LINEAR = {"kind": "linear", "num_heads": 0, "num_kv_heads": 0, "rope": None}
+UNTAPPED = {"kind": "untapped", "num_heads": 0, "rope": None}
+
+TRUTH: dict[str, list[dict[str, Any]]] = {
+    "llama": [plain()] * 4,
+    "llama one kv head": [plain(num_kv_heads=1)] * 4,
+    "qwen3": [plain(head_dim=16, value_dim=16, scale=0.25)] * 4,
+    "gpt2": [plain(num_kv_heads=4, rope=None)] * 4,
+    "gpt_neox": [plain(num_kv_heads=4)] * 4,
+    "mistral": [plain("sliding")] * 4,
+    "gemma2": [
+        plain("sliding", softcap=2.0, scale=0.25),
+        plain(softcap=2.0, scale=0.25),
+    ]
+    * 2,
+    "gemma3": [
+        plain("sliding", scale=0.0625, rope="sliding_attention"),
+        plain(scale=0.0625, rope="full_attention"),
+    ]
+    * 2,
+    "gemma3n": [
+        plain("sliding", scale=1.0, rope="sliding_attention"),
+        plain(scale=1.0, rope="full_attention"),
+        plain("shared", scale=1.0, rope="sliding_attention", window=WINDOW, owner=0),
+        plain("shared", scale=1.0, rope="full_attention", owner=1),
+    ],
+    "gpt_oss": [plain("sliding"), plain()] * 2,
+    "mixtral": [plain()] * 4,
+    "smollm3": [plain(), plain(rope=None)] * 2,
+    "cohere2": [plain("sliding"), plain(rope=None)] * 2,
+    "granite": [plain(scale=0.2)] * 4,
+    "qwen3_next": [LINEAR, plain()] * 2,
+    "falcon": [UNTAPPED] * 4,
+    "mamba": [LINEAR] * 4,
+}
+
+
+@pytest.mark.parametrize("family", TRUTH)
+def test_layers_are_read_as_they_are(family: str) -> None:
+    for layer, truth in zip(spec_of(family).layers, TRUTH[family], strict=True):
+        assert {name: getattr(layer, name) for name in truth} == pytest.approx(truth)
+        assert layer.refusal is None
+
+
+# Bytes after 20 tokens in float32; a window of 8 holds 8 entries while a token is read.
+KV_BYTES = {
+    "llama": 10_240,
+    "llama one kv head": 5_120,
+    "qwen3": 20_480,
+    "gpt2": 20_480,
+    "mistral": 3_584 * 8 // 7,
+    "gemma2": 2 * 128 * (8 + 20),
+    "gemma3n": 128 * (8 + 20),
+    "mixtral": 10_240,
+    "smollm3": 10_240,
+    "mamba": 0,
+}
+
+
+@pytest.mark.parametrize("family", KV_BYTES)
+def test_kv_bytes_follow_from_the_spec(family: str) -> None:
+    assert spec_of(family).kv_bytes(20, bytes_per_number=4) == KV_BYTES[family]
+
+
+@pytest.mark.parametrize(
+    ("family", "words", "num_refused"),
+    [("llama4", "chunked", 3), ("deepseek_v3", "compressed", 4)],
+)
+def test_attention_that_cannot_be_replayed_is_refused_by_layer(
+    family: str, words: str, num_refused: int
+) -> None:
+    refusals = [layer.refusal for layer in spec_of(family).layers if layer.refusal is not None]
+    assert len(refusals) == num_refused
+    assert all(words in refusal for refusal in refusals)
+
+
+def test_a_layer_with_a_changed_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = architectures.model("gpt_oss")
+    whole = read_spec(model, name="x", num_tokens=265).layers
+    assert all(layer.sinks is not None and len(layer.sinks) == 4 for layer in whole)
+    # The sdpa kernel does not know sinks: what it computes is another function.
+    for module in model.modules():
+        if hasattr(module, "config"):
+            monkeypatch.setattr(module.config, "_attn_implementation_internal", "sdpa")
+    refusals = [layer.refusal for layer in read_spec(model, name="x", num_tokens=265).layers]
+    assert all(refusal is not None and "off by" in refusal for refusal in refusals)
+
+
+def test_a_model_that_looks_ahead_is_refused() -> None:
+    with pytest.raises(ModelError, match="no causal model"):
+        spec_of("bert")
+
+
+def test_logits_that_do_not_follow_from_hidden_states_are_refused() -> None:
+    model = architectures.model("llama")
+    model.lm_head.register_forward_hook(lambda module, args, output: output**3)
+    with pytest.raises(ModelError, match="logits recomputed"):
+        read_spec(model, name="x", num_tokens=265)
+
+
+@pytest.mark.parametrize(
+    ("family", "scale", "softcap", "is_tied"),
+    [
+        ("llama", 1.0, None, False),
+        ("llama tied", 1.0, None, True),
+        ("cohere", 0.25, None, True),
+        ("granite", 0.25, None, False),
+        ("gemma2", 1.0, 3.0, True),
+    ],
+)
+def test_the_head_is_read(family: str, scale: float, softcap: float | None, is_tied: bool) -> None:
+    head = spec_of(family).head
+    assert (head.num_rows, head.hidden_size) == (272, 32)
+    assert (head.scale, head.softcap, head.is_tied) == (scale, softcap, is_tied)
+
+
+def test_ropes_are_those_of_the_modules() -> None:
+    model = architectures.model("gpt_oss")
+    rope = read_ropes(model)["default"]
+    rotary = model.model.rotary_emb
+    assert rope.kind == "yarn"
+    assert rope.attention_scaling == pytest.approx(rotary.attention_scaling)
+    assert rope.inv_freq == pytest.approx(rotary.inv_freq.tolist())
+    assert {name: rope.theta for name, rope in spec_of("gemma3").ropes.items()} == {
+        "sliding_attention": 10_000.0,
+        "full_attention": 1_000_000.0,
+    }
+
+
+def test_a_rope_is_recognised_by_what_it_does_to_keys() -> None:
+    ropes = spec_of("gemma3").ropes
+    torch.manual_seed(0)
+    key = torch.randn(2, 5, 8, dtype=torch.float64)
+    for name, rope in ropes.items():
+        angle = 11 * torch.tensor(rope.inv_freq, dtype=torch.float64)
+        left, right = key[..., :4], key[..., 4:]
+        moved = torch.cat(
+            [left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()], -1
+        )
+        assert rope_of(key, moved, ropes, gate=1e-9) == name
+    assert rope_of(key, key, ropes, gate=1e-9) is None
+    assert rope_of(key, key + 1, ropes, gate=1e-9) is None
+
+
+def test_longrope_ends_where_its_frequencies_change() -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 64,
+    }
+    assert spec_of("llama", rope_parameters=rope).max_positions == 64
+    assert spec_of("llama").max_positions == 512
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_the_self_check_passes_in_every_dtype(dtype: torch.dtype) -> None:
+    spec = read_spec(architectures.model("llama").to(dtype), name="x", num_tokens=265)
+    assert spec.dtype == str(dtype).removeprefix("torch.")
+    assert all(layer.refusal is None for layer in spec.layers)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_the_check_reads_the_visible_set_of_a_padded_batch(family: str) -> None:
+    model, watch = architectures.model(family), Watch()
+    spec = read_spec(model, name=family, num_tokens=265)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :5] = 0
+    with torch.no_grad(), tap(model, watch):
+        model(ids(12, batch=2), attention_mask=mask)
+    for call, layer in zip(watch.calls, spec.layers, strict=True):
+        assert call.mask is not None
+        if family == "gemma2":
+            # Eager kernels average over all keys in rows that see none: compare the other rows.
+            assert check_attention(rows_from(call, 5), layer) < CHECK_GATES["float32"]
+        else:
+            assert check_attention(call, layer) < CHECK_GATES["float32"]
+
+
+def rows_from(call: Any, first: int) -> Any:
+    return replace(
+        call,
+        query_BHQD=call.query_BHQD[:, :, first:],
+        mask=call.mask[:, :, first:],
+        output_BQHD=call.output_BQHD[:, first:],
+    )
+
+
+@pytest.mark.parametrize("change", [{"scale": 0.5}, {"softcap": 0.1}, {"window": 3}])
+def test_the_check_finds_a_wrong_spec(change: dict[str, Any]) -> None:
+    model, watch = architectures.model("llama"), Watch()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    layer = read_spec(model, name="x", num_tokens=265).layers[0]
+    with torch.no_grad(), tap(model, watch):
+        model(ids(12))
+    assert check_attention(watch.calls[0], layer) < 1e-6
+    assert check_attention(watch.calls[0], replace(layer, **change)) > 1e-3
+
+
+def test_a_spec_survives_json() -> None:
+    spec = spec_of("gpt_oss")
+    assert ModelSpec.from_json(spec.to_json()) == spec
+
+
+def test_a_fingerprint_is_repeatable_and_moves_with_any_number_or_setting() -> None:
+    first = spec_of("llama").fingerprint
+    assert spec_of("llama").fingerprint == first
+    assert spec_of("llama", rms_norm_eps=1e-3).fingerprint != first
+    assert read_spec(tiny.model(seed=1), name="x", num_tokens=265).fingerprint != first
+    model = tiny.model()
+    with torch.no_grad():
+        # A number between the sampled ones.
+        model.model.embed_tokens.weight.view(-1)[4001] += 1e-3
+    changed = read_spec(model, name="x", num_tokens=265)
+    assert changed.fingerprint != first
+    assert isinstance(changed.layers[0], LayerSpec)
+
+
+def test_a_fingerprint_does_not_depend_on_name_threads_or_attention() -> None:
+    model = tiny.model()
+    first = read_spec(model, name="a", num_tokens=265)
+    model.set_attn_implementation("eager")
+    model.config._name_or_path = "elsewhere"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        second = read_spec(model, name="b", num_tokens=265)
+    finally:
+        torch.set_num_threads(threads)
+    assert (first.fingerprint, second.attention) == (second.fingerprint, "eager")

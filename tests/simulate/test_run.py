@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tracekit import schema
+from tracekit.errors import InputError, TraceError
+from tracekit.simulate.plan import make_plan
+from tracekit.simulate.run import simulate
+from tracekit.trace.reader import Trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+
+
+def read(folder: Path, name: str) -> pd.DataFrame:
+    return pq.read_table(folder / f"{name}.parquet").to_pandas()
+
+
+def test_every_table_has_the_documented_schema(results_folder: Path) -> None:
+    for table in schema.RESULT_TABLES:
+        assert pq.read_schema(results_folder / f"{table.name}.parquet").equals(table.schema)
+
+
+def test_the_full_cache_loses_nothing(results_folder: Path) -> None:
+    kv = read(results_folder, "kv")
+    full = kv[kv["family"] == "full"]
+    assert len(full)
+    assert (full["output_error"] == 0).all()
+    assert (full["kept_frac"] == 1).all()
+    assert (full["num_evicted"] == 0).all()
+    np.testing.assert_allclose(full["mass_kept"], 1, atol=1e-6)
+
+
+def test_rows_of_heads_layers_and_all_together_agree(results_folder: Path) -> None:
+    kv = read(results_folder, "kv")
+    by = ["sequence_id", "policy"]
+    heads = kv[(kv["kv_head"] >= 0)]
+    layers = kv[(kv["layer"] >= 0) & (kv["kv_head"] == schema.ALL)].sort_values([*by, "layer"])
+    summed = heads.groupby([*by, "layer"], observed=True)["kv_bytes"].sum()
+    np.testing.assert_allclose(
+        layers.set_index([*by, "layer"])["kv_bytes"].sort_index(), summed.sort_index()
+    )
+    whole = kv[kv["layer"] == schema.ALL].set_index(by).sort_index()
+    mean = layers.groupby(by, observed=True)["output_error"].mean().sort_index()
+    np.testing.assert_allclose(whole["output_error"], mean, rtol=1e-5)
+    assert (whole["num_evicted"] == heads.groupby(by, observed=True)["num_evicted"].sum()).all()
+
+
+def test_what_is_kept_is_what_was_asked_for(results_folder: Path) -> None:
+    kv = read(results_folder, "kv")
+    once = kv[(kv["layer"] == schema.ALL) & (kv["family"] == "knorm")]
+    # Tokens after the only eviction are kept, so more is held than was asked for.
+    assert (once["kept_frac"] >= once["target_frac"] - 0.05).all()
+    steps = kv[(kv["layer"] == schema.ALL) & (kv["family"] == "streaming")]
+    assert (np.abs(steps["kept_frac"] - steps["target_frac"]) < 0.06).all()
+    assert (kv["read_frac"] == kv["kept_frac"]).all()
+    assert (kv["padded_frac"] >= kv["kept_frac"] - 1e-6).all()
+
+
+def test_values_that_do_not_apply_are_null(results_folder: Path) -> None:
+    kv = pq.read_table(results_folder / "kv.parquet")
+    for name in ("kl_nats", "kl_predicted_nats", "nll_pruned", "same_top_frac"):
+        assert kv[name].null_count == kv.num_rows
+
+
+def test_summary_intervals_need_three_sequences(results_folder: Path) -> None:
+    summary = read(results_folder, "summary")
+    assert summary.loc[summary["n"] < 3, ["low", "high"]].isna().all().all()
+    enough = summary[summary["n"] >= 3]
+    assert (enough["low"] <= enough["mean"] + 1e-9).all()
+    assert (enough["mean"] <= enough["high"] + 1e-9).all()
+
+
+def test_more_candidates_cover_more_and_a_whole_vocabulary_covers_all(results_folder: Path) -> None:
+    vocab = read(results_folder, "vocab")
+    for _, part in vocab.groupby(["sequence_id", "estimator"], observed=True):
+        ordered = part.sort_values("size")
+        assert ordered["mass"].is_monotonic_increasing
+    whole = vocab[
+        (vocab["size"] == 4096) & (vocab["estimator"].astype(str).str.startswith("lowrank"))
+    ]
+    np.testing.assert_allclose(whole["mass"], 1, atol=1e-6)
+    np.testing.assert_allclose(whole["nll_backoff"], whole["nll_full"], atol=1e-5)
+
+
+def test_the_same_simulation_writes_the_same_bytes(
+    results_folder: Path, trace_folder: Path, tmp_path: Path
+) -> None:
+    simulate(trace_folder, tmp_path / "again", make_plan(sizes=(16, 64, 4096)))
+    for name in ("kv", "vocab", "summary", "shown"):
+        one, other = (folder / f"{name}.parquet" for folder in (results_folder, tmp_path / "again"))
+        assert one.read_bytes() == other.read_bytes(), name
+
+
+def test_finished_cells_are_not_computed_again_and_new_ones_are_added(
+    results_folder: Path, trace_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(results_folder, tmp_path / "copy")
+    plan = make_plan(sizes=(16, 64, 4096))
+    again = simulate(trace_folder, folder, plan)
+    assert again.num_computed == 0
+    for path in sorted((folder / "cells").iterdir())[::3]:
+        path.unlink()
+    simulate(trace_folder, folder, plan)
+    for name in ("kv", "vocab", "summary"):
+        assert (folder / f"{name}.parquet").read_bytes() == (
+            results_folder / f"{name}.parquet"
+        ).read_bytes()
+    more = simulate(trace_folder, folder, make_plan(["h2o:kept=0.3"]))
+    assert more.num_computed == 5
+
+
+def test_a_sequence_without_the_eviction_point_is_skipped_and_counted(
+    trace_folder: Path, tmp_path: Path
+) -> None:
+    done = simulate(
+        trace_folder, tmp_path / "r", make_plan(["snapkv:kept=0.5,at=context,window=4"])
+    )
+    assert done.num_computed == 1
+    assert {one["sequence_id"] for one in done.skipped} == {
+        "plain#0",
+        "emoji#0",
+        "turns#0",
+        "raw#0",
+    }
+    kv = read(tmp_path / "r", "kv")
+    assert not kv["query_aware"].any()
+    assert not (tmp_path / "r" / "vocab.parquet").exists()
+
+
+def test_a_trace_without_what_is_needed_says_which_capture_has_it(
+    model_folder: Path, prompt_file: Path, tmp_path: Path
+) -> None:
+    from tracekit.record.recorder import RecordOptions, record
+
+    options = RecordOptions(max_new_tokens=3, capture="steps", limit=1)
+    record(str(model_folder), str(prompt_file), tmp_path / "t", options)
+    with pytest.raises(TraceError, match="--capture qkv"):
+        simulate(tmp_path / "t", tmp_path / "r", make_plan(["h2o"]))
+    with pytest.raises(TraceError, match="--capture hidden or qkv"):
+        simulate(tmp_path / "t", tmp_path / "r", make_plan(vocab=["oracle"]))
+
+
+def test_results_of_another_trace_are_not_mixed(
+    results_folder: Path, model_folder: Path, prompt_file: Path, tmp_path: Path
+) -> None:
+    from tracekit.record.recorder import RecordOptions, record
+
+    record(
+        str(model_folder),
+        str(prompt_file),
+        tmp_path / "t",
+        RecordOptions(max_new_tokens=3, limit=1),
+    )
+    with pytest.raises(InputError, match="results of another trace"):
+        simulate(tmp_path / "t", results_folder)
+
+
+def test_a_head_that_was_not_stored_is_read_from_the_model(
+    model_folder: Path, prompt_file: Path, trace_folder: Path, tmp_path: Path, results_folder: Path
+) -> None:
+    from tests.conftest import NEW_TOKENS
+    from tracekit.record.recorder import RecordOptions, record
+
+    options = RecordOptions(max_new_tokens=NEW_TOKENS, head="omit")
+    record(str(model_folder), str(prompt_file), tmp_path / "t", options)
+    assert not (tmp_path / "t" / "weights.safetensors").exists()
+    simulate(tmp_path / "t", tmp_path / "r", make_plan(vocab=["oracle"], sizes=(16, 64, 4096)))
+    mine, theirs = read(tmp_path / "r", "vocab"), read(results_folder, "vocab")
+    theirs = theirs[theirs["estimator"].astype(str) == "oracle"]
+    np.testing.assert_allclose(mine["mass"], theirs["mass"], rtol=1e-6)
+
+
+def test_shown_tokens_stand_in_the_results(results_folder: Path, trace_folder: Path) -> None:
+    shown = read(results_folder, "shown")
+    trace = Trace(trace_folder)
+    assert set(shown["sequence_id"]) <= set(trace.sequence_ids)
+    one = shown[shown["sequence_id"] == "plain#0"]
+    assert "<script>" in "".join(one["text"])
+    assert one["entropy_nats"].isna().sum() == 1

@@ -1,0 +1,72 @@
+"""The application: its commands, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import typer
+
+from tracekit.cli import doctor, listing, record, report, show, simulate, validate
+from tracekit.errors import TracekitError
+
+app = typer.Typer(
+    name="tracekit",
+    help=(
+        "Record a language model once; replay any KV-cache eviction or vocabulary pruning on it, "
+        "exactly."
+    ),
+    epilog=(
+        "Example: tracekit record --model smollm2-135m --prompts core -o trace; "
+        "tracekit simulate trace -o results; tracekit report results -o report.html"
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("record")(record.record)
+app.command("simulate")(simulate.simulate)
+app.command("report")(report.report)
+app.command("show")(show.show)
+app.command("validate")(validate.validate)
+app.command("list")(listing.list_)
+app.command("doctor")(doctor.doctor)
+
+
+@app.callback()
+def options(
+    debug: bool = typer.Option(
+        False, "--debug", envvar="TRACEKIT_DEBUG", help="Show the traceback of an error."
+    ),
+) -> None:
+    """Record a language model once; replay eviction and pruning policies on it, exactly."""
+    if debug:
+        os.environ["TRACEKIT_DEBUG"] = "1"
+
+
+def main() -> None:
+    """Run the command line and exit with the code of what happened."""
+    try:
+        app()
+    except TracekitError as error:
+        _fail(error, error.exit_code)
+    except KeyboardInterrupt as error:
+        _fail(error, 130)
+    except Exception as error:  # noqa: BLE001 the last line of defence: our own bugs
+        _fail(error, 1)
+
+
+def _fail(error: BaseException, code: int) -> None:
+    """Print one sentence, the traceback only if it was asked for, and exit."""
+    if os.environ.get("TRACEKIT_DEBUG"):
+        traceback.print_exception(error)
+    if code == 130:
+        text = "interrupted; the same command goes on where it stopped."
+    elif code == 1:
+        text = f"this is a bug in tracekit ({type(error).__name__}: {error}); --debug shows where."
+    else:
+        text = str(error)
+    sys.stderr.write(f"tracekit: {text}\n")
+    sys.exit(code)

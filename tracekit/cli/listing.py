@@ -1,0 +1,48 @@
+"""``tracekit list``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def list_(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout.")
+    ] = False,
+) -> None:
+    """List policies, estimators, built-in models and prompt sets, with their parameters."""
+    from tracekit.cli.output import emit, table
+    from tracekit.kv.policy import PRESETS, parse
+    from tracekit.model.builtin import BUILTIN_MODELS
+    from tracekit.record.prompts import builtin_folder
+    from tracekit.vocab.estimator import ESTIMATORS
+
+    policies = [
+        {"name": name, "text": parse(name).text, "what": _summary(type(parse(name).scorer))}
+        for name in PRESETS.names()
+    ]
+    estimators = [
+        {"name": name, "text": ESTIMATORS.get(name)().text, "what": _summary(ESTIMATORS.get(name))}
+        for name in ESTIMATORS.names()
+    ]
+    models = sorted(BUILTIN_MODELS)
+    prompts = sorted(path.stem for path in builtin_folder().glob("*.jsonl"))
+    parts = [
+        table(
+            title,
+            ["name", "what it does", "in full"],
+            [[r["name"], r["what"], r["text"]] for r in rows],
+        )
+        for title, rows in (("KV policies", policies), ("vocabulary estimators", estimators))
+    ]
+    parts += [f"models: {', '.join(models)}", f"prompt sets: {', '.join(prompts)}"]
+    data = {"policies": policies, "estimators": estimators, "models": models, "prompts": prompts}
+    emit(data, "\n".join(parts), as_json=as_json)
+
+
+def _summary(cls: type) -> str:
+    """Return the first sentence of a class's docstring."""
+    text = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+    return text.split(". ")[0].rstrip(".")

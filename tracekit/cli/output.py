@@ -1,0 +1,53 @@
+"""Data on stdout: one JSON object, or text and tables that fit 100 columns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WIDTH = 100
+
+
+def emit(data: Any, text: str, *, as_json: bool) -> None:
+    """Print the data as JSON, or the text for people."""
+    sys.stdout.write(json.dumps(data, ensure_ascii=False, indent=1) if as_json else text)
+    sys.stdout.write("\n")
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as text; columns whose cells are all numbers are set to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(columns):
+        cells = [row[number] for row in rows]
+        right = bool(cells) and all(_is_number(cell) for cell in cells)
+        made.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    console = Console(width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(made)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _is_number(cell: str) -> bool:
+    return (
+        not cell
+        or cell.strip("+-% ,.eE").replace(".", "").replace(",", "").isdigit()
+        or cell == "-"
+    )
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """Return a number in few digits; nothing for null."""
+    if value is None or value != value:  # noqa: PLR0124 NaN is not itself
+        return "-"
+    return f"{value:.{digits}g}" if isinstance(value, float) else f"{value}"

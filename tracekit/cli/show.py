@@ -1,0 +1,176 @@
+"""``tracekit show``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tracekit.trace.reader import Trace
+
+
+def show(
+    folder: Annotated[Path, typer.Argument(help="Folder of a trace or of results.")],
+    sequence: Annotated[
+        str | None, typer.Option(help="Show the steps of this sequence of a trace.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout.")
+    ] = False,
+) -> None:
+    """Show what a trace or a results folder holds."""
+    from tracekit.cli.output import emit
+
+    if (folder / "run.json").exists():
+        data, text = _results(folder)
+    else:
+        from tracekit.trace.reader import Trace
+
+        trace = Trace(folder)
+        data, text = _trace(trace) if sequence is None else _sequence(trace, sequence)
+    emit(data, text, as_json=as_json)
+
+
+def _trace(trace: Trace) -> tuple[dict[str, Any], str]:
+    from tracekit.cli.output import number, table
+
+    spec, manifest = trace.spec, trace.manifest
+    steps = trace.table("steps", columns=["sequence_id", "position", "entropy_nats"])
+    frame = trace.sequences
+    rows = []
+    for _, one in frame.iterrows():
+        made = steps[
+            (steps["sequence_id"].astype(str) == one["sequence_id"])
+            & (steps["position"] >= one["prompt_end"])
+        ]
+        mean = float(made["entropy_nats"].mean())
+        rows.append(
+            {
+                "sequence": one["sequence_id"],
+                "domain": one["domain"],
+                "prompt": int(one["prompt_end"]),
+                "tokens": int(one["num_tokens"]),
+                "finish": one["finish_reason"],
+                "entropy_nats": None if mean != mean else mean,  # noqa: PLR0124 NaN
+                "text": one["text"],
+            }
+        )
+    kinds = ", ".join(
+        f"{sum(layer.kind == kind for layer in spec.layers)} {kind}"
+        for kind in dict.fromkeys(layer.kind for layer in spec.layers)
+    )
+    size = sum(path.stat().st_size for path in trace.path.rglob("*") if path.is_file())
+    head = [
+        (
+            f"{trace.path}: {len(frame)} sequences, {int(frame['num_tokens'].sum())} tokens, "
+            f"{size / 1e6:.1f} MB, capture {trace.capture}, recorded {manifest['created']}"
+        ),
+        (
+            f"{spec.name} ({spec.model_type}): layers {kinds}; vocabulary {spec.head.num_rows}; "
+            f"{spec.dtype}; {spec.kv_numbers_per_token * 2} KV bytes a token at 2 bytes a number"
+        ),
+    ]
+    head += [f"skipped {prompt}: {why}" for prompt, why in manifest.get("skipped", [])]
+    cells = [
+        [
+            row["sequence"],
+            row["domain"],
+            str(row["prompt"]),
+            str(row["tokens"]),
+            row["finish"],
+            number(row["entropy_nats"]),
+            _one_line(row["text"], 34),
+        ]
+        for row in rows
+    ]
+    columns = ["sequence", "domain", "prompt", "tokens", "finish", "entropy, nats", "answer"]
+    text = "\n".join(head) + "\n\n" + table("", columns, cells)
+    return {"trace": str(trace.path), "manifest": manifest, "sequences": rows}, text
+
+
+def _sequence(trace: Trace, sequence_id: str) -> tuple[dict[str, Any], str]:
+    from tracekit.cli.output import number, table
+
+    steps = trace.table("steps", sequence_id=sequence_id)
+    tokens = trace.table("tokens", sequence_id=sequence_id).set_index("position")
+    texts = trace.vocabulary()["text"]
+    columns = ["position", "token", "entropy", "surprisal", "rank", "support 95 %", "most likely"]
+    cells = [
+        [
+            str(step["position"]),
+            _one_line(texts[tokens["token_id"][step["position"]]], 16),
+            number(float(step["entropy_nats"])),
+            number(float(step["surprisal_nats"])),
+            str(step["rank"]),
+            str(step["effective_support_95"]),
+            _one_line(" ".join(f"[{texts[one]}]" for one in step["top_ids"][:3]), 34),
+        ]
+        for _, step in steps.iterrows()
+    ]
+    data = {"sequence_id": sequence_id, "steps": json.loads(_records(steps))}
+    return data, table(f"{sequence_id}, entropy and surprisal in nats", columns, cells)
+
+
+def _results(folder: Path) -> tuple[dict[str, Any], str]:
+    import pyarrow.parquet as pq
+
+    from tracekit.cli.output import number, table
+
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    path = folder / "summary.parquet"
+    summary = pq.read_table(path).to_pandas() if path.exists() else None
+    parts = [f"{folder}: {len(run['sequences'])} sequences of {run['trace']['path']}"]
+    parts += [f"failed {one['cell']}: {one['why']}" for one in run["failed"]]
+    rows: list[dict[str, Any]] = []
+    if summary is not None:
+        chosen = summary[(summary["domain"] == "all") & (summary["bucket"] == "all")]
+        rows = json.loads(_records(chosen))
+    for question, measures in (
+        ("kv", ["output_error", "mass_kept"]),
+        ("vocab", ["hit_argmax", "hit_chosen", "mass", "cost_frac"]),
+    ):
+        by_name: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
+        for row in rows:
+            if row["question"] == question:
+                by_name.setdefault((row["family"], row["x"]), {})[row["measure"]] = row
+        if not by_name:
+            continue
+        x_name = "kept_frac" if question == "kv" else "size"
+        cells = [
+            [name, number(x), *(_interval(found.get(one)) for one in measures), _n(found)]
+            for (name, x), found in sorted(by_name.items())
+        ]
+        title = f"{question}, level {next(iter(next(iter(by_name.values())).values()))['level']}"
+        parts.append("\n" + table(title, ["name", x_name, *measures, "n"], cells))
+    return {"results": str(folder), "run": run, "summary": rows}, "\n".join(parts)
+
+
+def _interval(row: dict[str, Any] | None) -> str:
+    """Return a mean with its 95 % interval, if there is one."""
+    from tracekit.cli.output import number
+
+    if row is None:
+        return "-"
+    if row["low"] is None:
+        return number(row["mean"])
+    return f"{number(row['mean'])} [{number(row['low'])}, {number(row['high'])}]"
+
+
+def _n(found: dict[str, dict[str, Any]]) -> str:
+    return str(max(row["n"] for row in found.values()))
+
+
+def _records(frame: pd.DataFrame) -> str:
+    return str(frame.to_json(orient="records"))
+
+
+def _one_line(text: str, width: int) -> str:
+    """Return text on one line, cut to a width, control characters written out."""
+    line = " ".join(str(text).split())
+    line = "".join(one if one.isprintable() else f"<U+{ord(one):04X}>" for one in line)
+    return line if len(line) <= width else f"{line[: width - 3]}..."

@@ -1,0 +1,111 @@
+"""``tracekit simulate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracekit.cli.progress import Style
+
+_WHAT, _RUN = "What to replay", "Run"
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(help="Folder of a trace.")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Folder of the results.", rich_help_panel=_RUN)
+    ],
+    kv: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A KV policy: h2o, snapkv:window=16,at=context, h2o:kept=0.3,every=16; repeat it "
+            "for several.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    vocab: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A vocabulary estimator: frequency, lowrank:rank=64; repeat it for several.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    kept: Annotated[
+        str,
+        typer.Option(
+            help="Kept fractions, for policies that do not name their own.", rich_help_panel=_WHAT
+        ),
+    ] = "0.1,0.25,0.5,0.75",
+    sizes: Annotated[
+        str, typer.Option(help="Candidate-set sizes.", rich_help_panel=_WHAT)
+    ] = "256,512,1024,2048,4096,8192",
+    level: Annotated[
+        str,
+        typer.Option(
+            help="local: the attention output of each layer, its inputs unchanged.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "local",
+    kv_bytes: Annotated[
+        int, typer.Option(help="Bytes of one number of the cache.", rich_help_panel=_WHAT)
+    ] = 2,
+    seed: Annotated[
+        int, typer.Option(help="Of random policies and the bootstrap.", rich_help_panel=_RUN)
+    ] = 0,
+    progress: Annotated[
+        Style, typer.Option(help="How progress is shown on stderr.", rich_help_panel=_RUN)
+    ] = Style.auto,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel=_RUN)
+    ] = False,
+) -> None:
+    """Replay eviction policies and candidate sets on a trace.
+
+    Naming only --kv or only --vocab runs only that; naming neither runs a sensible set of both.
+    Finished cells are found and not computed again.
+    """
+    from tracekit.cli.output import emit
+    from tracekit.cli.progress import shown
+    from tracekit.errors import CellsFailedError
+    from tracekit.simulate.plan import make_plan
+    from tracekit.simulate.run import simulate as run
+
+    plan = make_plan(
+        kv or (None if not vocab else []),
+        vocab or (None if not kv else []),
+        kept=_numbers("--kept", kept, float),
+        sizes=_numbers("--sizes", sizes, int),
+        level=level,
+        seed=seed,
+        bytes_per_number=kv_bytes,
+    )
+    with shown(progress) as listener:
+        done = run(trace, out, plan, progress=listener)
+    emit(
+        {
+            "results": str(done.path),
+            "num_computed": done.num_computed,
+            "num_found": done.num_found,
+            "skipped": list(done.skipped),
+            "failed": list(done.failed),
+        },
+        f"{done.path}: {done.num_computed} cells computed, {done.num_found} found, "
+        f"{len(done.skipped)} not applicable. Next: tracekit report {done.path} -o report.html",
+        as_json=as_json,
+    )
+    if done.failed:
+        msg = f"{len(done.failed)} groups of cells failed (named above); the others are there."
+        raise CellsFailedError(msg)
+
+
+def _numbers(flag: str, text: str, kind: type[float | int]) -> list[float] | list[int]:
+    """Return comma-separated numbers."""
+    from tracekit.errors import UsageError
+
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        msg = f"{flag} takes numbers with commas between them, not {text!r}."
+        raise UsageError(msg) from None

@@ -1,0 +1,202 @@
+"""When a policy decides: once at a point of the sequence, or every N tokens from there.
+
+A decision is named by the number of tokens seen, t: the cache then holds positions 0 .. t-1, and
+the row at position t is the first that reads the reduced cache.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from tracekit.errors import UsageError
+from tracekit.kv.amounts import Amount, Frac, parse_part, part_text
+
+HALF = Frac(0.5)
+"""Where the prompt is said to end in plain text, which has none: half of the length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spans:
+    """Where the parts of a sequence end, in tokens from its start.
+
+    Parameters
+    ----------
+    num_tokens
+        Length of the sequence, the last token included.
+    context_end
+        Length of the context that a question follows; None where they are not apart.
+    prompt_end
+        Length of the prompt; None for plain text.
+    turn_ends
+        Length after each turn.
+    """
+
+    num_tokens: int
+    context_end: int | None = None
+    prompt_end: int | None = None
+    turn_ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Anchor(ABC):
+    """A point of a sequence at which a schedule starts."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """What ``parse_anchor`` reads back."""
+
+    @abstractmethod
+    def find(self, spans: Spans) -> int | None:
+        """Return the number of tokens before the point; None if the sequence has no such point."""
+
+
+@dataclass(frozen=True)
+class ContextEnd(Anchor):
+    """After the context, before the question."""
+
+    @property
+    def text(self) -> str:
+        """Its name."""
+        return "context"
+
+    def find(self, spans: Spans) -> int | None:
+        """Return the length of the context."""
+        return spans.context_end
+
+
+@dataclass(frozen=True)
+class PromptEnd(Anchor):
+    """After the whole prompt; in plain text, which has none, half of the length."""
+
+    @property
+    def text(self) -> str:
+        """Its name."""
+        return "prompt"
+
+    def find(self, spans: Spans) -> int | None:
+        """Return the length of the prompt."""
+        return HALF.of(spans.num_tokens) if spans.prompt_end is None else spans.prompt_end
+
+
+@dataclass(frozen=True)
+class Part(Anchor):
+    """After a number of tokens, or after a fraction of the sequence (rounded down)."""
+
+    part: Amount
+
+    @property
+    def text(self) -> str:
+        """The amount."""
+        return part_text(self.part)
+
+    def find(self, spans: Spans) -> int | None:
+        """Return the amount of the sequence's length."""
+        return self.part.of(spans.num_tokens)
+
+
+_NAMED: dict[str, Anchor] = {"context": ContextEnd(), "prompt": PromptEnd()}
+
+
+def parse_anchor(text: str) -> Anchor:
+    """Return the anchor ``context``, ``prompt``, a number of tokens, or a fraction.
+
+    Raises
+    ------
+    UsageError
+        If the text is none of them.
+    """
+    return _NAMED[text] if text in _NAMED else Part(parse_part(text))
+
+
+@dataclass(frozen=True)
+class Schedule(ABC):
+    """When decisions are made.
+
+    Parameters
+    ----------
+    start
+        Where the first decision is made.
+    """
+
+    start: Anchor
+
+    @property
+    @abstractmethod
+    def items(self) -> dict[str, str]:
+        """The parameters of the text form, in order."""
+
+    @abstractmethod
+    def decisions(self, point: int, num_tokens: int) -> tuple[int, ...]:
+        """Return the numbers of tokens seen at which a decision is made; the first is ``point``.
+
+        Parameters
+        ----------
+        point
+            The first decision.
+        num_tokens
+            Tokens that enter the cache; only decisions that one of them follows are returned.
+        """
+
+    @property
+    def text(self) -> str:
+        """The text form: ``at=prompt``, ``every=16,from=prompt``."""
+        return ",".join(f"{name}={value}" for name, value in self.items.items())
+
+    def point(self, spans: Spans) -> int | None:
+        """Return the tokens seen at the first decision.
+
+        None if the sequence has no such point with at least one token before and after it: the
+        caller skips the sequence and counts it.
+        """
+        point = self.start.find(spans)
+        return point if point is not None and 0 < point < spans.num_tokens else None
+
+    def query_aware(self, spans: Spans) -> bool:
+        """Return whether a question, or a part of one, lies before the first decision.
+
+        A question is what lies between context and end of the prompt; where they are not apart it
+        is taken to end the prompt, and plain text has none.
+        """
+        point = self.start.find(spans)
+        if point is None or spans.prompt_end is None:
+            return False
+        if spans.context_end is None:
+            return point >= spans.prompt_end
+        return point > spans.context_end
+
+
+@dataclass(frozen=True)
+class Once(Schedule):
+    """One decision; entries that come later all stay."""
+
+    @property
+    def items(self) -> dict[str, str]:
+        """``at``."""
+        return {"at": self.start.text}
+
+    def decisions(self, point: int, num_tokens: int) -> tuple[int, ...]:
+        """Return the point alone."""
+        return (point,) if point < num_tokens else ()
+
+
+@dataclass(frozen=True)
+class Every(Schedule):
+    """A decision every so many tokens; in between up to ``every`` - 1 more entries are held."""
+
+    every: int
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            msg = f"every={self.every} is not a number of tokens, at least 1."
+            raise UsageError(msg)
+
+    @property
+    def items(self) -> dict[str, str]:
+        """``every`` and ``from``."""
+        return {"every": str(self.every), "from": self.start.text}
+
+    def decisions(self, point: int, num_tokens: int) -> tuple[int, ...]:
+        """Return the point and each ``every`` tokens after it."""
+        return tuple(range(point, num_tokens, self.every))

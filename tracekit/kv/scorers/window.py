@@ -1,0 +1,99 @@
+"""Keys that the newest rows attend to stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch.nn import functional
+
+from tracekit.errors import UsageError
+from tracekit.kv.scorer import SCORERS, Needs, Preset, Scorer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracekit.kv.view import View
+
+
+@SCORERS.register("window_attention")
+@dataclass(frozen=True)
+class WindowAttention(Scorer):
+    """Score = mean attention of the last ``window`` rows, smoothed over neighbouring keys.
+
+    Serves ``snapkv`` (Li et al. 2024, arXiv:2404.14469, section 4). The rows' softmax runs over
+    all held keys, causal inside the window; keys of the window are then left out of the pooling,
+    which pads with zeros, and stay before all others. Neighbours are neighbours in the cache:
+    after an eviction they need not be adjacent in the text.
+
+    Differences: the original pools and selects for each query head, which holds H / G times the
+    cache; kvpress pools each query head and then takes the mean over the group (``order=pool_group``,
+    the default); AdaKV and KVCache-Factory reduce first (``order=group_pool``). With average
+    pooling and the mean both orders agree. Softmax and pooling are in float32 here, where the
+    others round the softmax to the model's type first. Fewer rows than ``window`` are used as
+    they are, where kvpress refuses.
+
+    Parameters
+    ----------
+    window
+        Rows, and newest keys that stay.
+    kernel
+        Width of the pooling in keys, odd.
+    pool
+        ``avg`` or ``max``.
+    reduce
+        ``mean`` or ``max`` over the query heads of a KV head.
+    order
+        ``pool_group`` or ``group_pool``.
+    """
+
+    window: int = 32
+    kernel: int = 5
+    pool: Literal["avg", "max"] = "avg"
+    reduce: Literal["mean", "max"] = "mean"
+    order: Literal["pool_group", "group_pool"] = "pool_group"
+
+    presets: ClassVar = (Preset(name="snapkv", recent="window"),)
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.kernel < 1 or self.kernel % 2 == 0:
+            msg = f"window={self.window} must be at least 1 and kernel={self.kernel} odd."
+            raise UsageError(msg)
+
+    @property
+    def needs(self) -> Needs:
+        """The newest rows' attention."""
+        return Needs(last_queries=self.window)
+
+    def score(self, view: View) -> torch.Tensor:
+        """Return pooled means, [N, L, G, K]; infinite inside the window."""
+        mass_NLHK = view.last_attention_NLHQK.mean(dim=-2)
+        group_of = view.layer.group_size
+        is_window_K = view.position_K >= view.num_tokens - self.window
+        pooled_NLGK = view.held_NLGK & ~is_window_K
+        steps: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "pool": lambda score: self._pool(score, pooled_NLGK),
+            "group": lambda score: self._group(score, group_of),
+        }
+        score = mass_NLHK
+        for step in self.order.split("_"):
+            score = steps[step](score)
+        return score.masked_fill(is_window_K, torch.inf)
+
+    def _group(self, score_NLHK: torch.Tensor, size: int) -> torch.Tensor:
+        """Return [N, L, G, K]."""
+        score_NLGMK = score_NLHK.unflatten(2, (-1, size))
+        return score_NLGMK.mean(3) if self.reduce == "mean" else score_NLGMK.amax(3)
+
+    def _pool(self, score: torch.Tensor, pooled_NLGK: torch.Tensor) -> torch.Tensor:
+        """Return scores [N, L, H or G, K], each the mean or maximum of its cache neighbourhood.
+
+        Keys that do not take part are moved behind the others, as zeros: the padding at the end.
+        """
+        pooled = pooled_NLGK.repeat_interleave(score.shape[2] // pooled_NLGK.shape[2], dim=2)
+        order = (~pooled).to(torch.uint8).sort(dim=-1, stable=True).indices
+        line = score.where(pooled, 0).gather(-1, order).flatten(0, 2)
+        pool = functional.avg_pool1d if self.pool == "avg" else functional.max_pool1d
+        line = pool(line, self.kernel, stride=1, padding=self.kernel // 2)
+        return torch.zeros_like(score).scatter_(-1, order, line.reshape(score.shape))

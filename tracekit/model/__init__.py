@@ -1,0 +1,1 @@
+"""The only room that imports transformers: loading models, reading their specs, the one hook."""

@@ -1,0 +1,1 @@
+"""Recording: prompts in, one model watched while it answers them, a trace out."""

@@ -1,0 +1,360 @@
+"""Record a model on prompts: generate, watch, write, one sequence after the other."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import platform
+import sys
+import uuid
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import torch
+from safetensors.torch import save_file
+
+from tracekit import schema
+from tracekit.errors import InputError, UsageError
+from tracekit.measure.head import Head
+from tracekit.model.head import head_tensors
+from tracekit.model.load import LoadedModel, load_model
+from tracekit.model.tap import tap
+from tracekit.model.versions import new_cache
+from tracekit.model.vocabulary import tokenizer_hash, vocabulary_table
+from tracekit.progress import Progress, Silent
+from tracekit.record.capture import Capture
+from tracekit.record.generate import Sampler, generate, stop_ids
+from tracekit.record.prompts import PromptFile, read_prompts
+from tracekit.record.render import Rendered, render
+from tracekit.record.steps import step_columns
+from tracekit.record.tokens import Tokens
+from tracekit.registry import unknown
+from tracekit.trace import layout
+from tracekit.trace.writer import TraceWriter, disk_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tracekit.record.prompts import Prompt
+
+DEFAULT_NEW_TOKENS = 128
+"""New tokens where neither the prompt nor the caller says how many."""
+
+STORE_DTYPES = {"native": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Types in which queries, keys and values can be stored; native is bit for bit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """What to record and how.
+
+    Parameters
+    ----------
+    capture
+        ``steps`` (numbers only), ``hidden`` (final hidden states and attention statistics) or
+        ``qkv`` (also queries, keys and values: exact KV replay).
+    max_new_tokens
+        New tokens an answer; None: what each prompt asks for, else 128.
+    limit
+        Record the first so many prompts only.
+    sampler
+        How tokens are chosen.
+    seed
+        Of the sampler; each sequence has its own, made of this one and its id.
+    dtype_store
+        ``native`` keeps queries, keys and values bit for bit; ``float16`` halves a float32 model's
+        and moves the kept set of some heads.
+    head
+        ``store`` the language-model head, so that vocabulary replay needs no model, or ``omit`` it.
+    overwrite
+        Delete a trace that is there.
+    """
+
+    capture: str = "qkv"
+    max_new_tokens: int | None = None
+    limit: int | None = None
+    sampler: Sampler = field(default_factory=Sampler)
+    seed: int = 0
+    dtype_store: str = "native"
+    head: str = "store"
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names at once."""
+        for kind, name, known in (
+            ("capture", self.capture, list(layout.CAPTURES)),
+            ("dtype_store", self.dtype_store, list(STORE_DTYPES)),
+            ("head", self.head, ["store", "omit"]),
+        ):
+            if name not in known:
+                raise UsageError(unknown(kind, name, known))
+        if any(count is not None and count < 1 for count in (self.max_new_tokens, self.limit)):
+            msg = "max_new_tokens and limit must be at least 1."
+            raise UsageError(msg)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A prompt that was not recorded, and why."""
+
+    prompt: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a recording left: its folder, how many sequences it holds, what was skipped."""
+
+    path: Path
+    num_sequences: int
+    num_new: int
+    skipped: tuple[Skipped, ...]
+
+
+def record(
+    model: str | LoadedModel,
+    prompts: str | PromptFile,
+    out: str | Path,
+    options: RecordOptions | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Recorded:
+    """Record a model on prompts into a trace; the same call again goes on where it stopped.
+
+    Parameters
+    ----------
+    model
+        Built-in name, folder, GGUF file or hub id; or a model that is loaded.
+    prompts
+        Built-in name or file (see ``read_prompts``), or prompts that are read.
+    out
+        Folder of the trace: new, empty, or the same recording begun before.
+    options
+        What to record and how.
+    progress
+        Listener.
+
+    Returns
+    -------
+    Recorded
+        With the prompts that were skipped and why.
+
+    Raises
+    ------
+    InputError
+        Prompts, folder or disk are not as they must be.
+    ModelError
+        The model cannot give such a trace.
+    """
+    options, progress, out = options or RecordOptions(), progress or Silent(), Path(out)
+    file = read_prompts(prompts) if isinstance(prompts, str) else prompts
+    skipped = [Skipped(f"line {bad.line} of {file.name}", bad.why) for bad in file.bad]
+    for one in skipped:
+        progress.say(f"{one.prompt} is skipped: {one.why}")
+    loaded = load_model(model) if isinstance(model, str) else model
+    for note in _notes(loaded, options):
+        progress.say(note)
+    wanted = file.prompts[: options.limit]
+    with (
+        disk_errors(out),
+        TraceWriter(out, _manifest(loaded, file, options), overwrite=options.overwrite) as writer,
+    ):
+        recorder = _Recorder(loaded, writer, options)
+        recorder.write_constants()
+        already = len(writer.finished)
+        if already:
+            progress.say(f"{out} holds {already} sequences already; going on.")
+        progress.start("recording", len(wanted), "prompts")
+        for prompt in wanted:
+            if f"{prompt.id}#0" not in writer.finished:
+                try:
+                    recorder.sequence(prompt)
+                except InputError as error:
+                    skipped.append(Skipped(prompt.id, str(error)))
+                    progress.say(f"prompt {prompt.id} is skipped: {error}")
+            progress.advance()
+        writer.update_manifest(skipped=[[one.prompt, one.why] for one in skipped])
+        num_sequences = len(writer.finished)
+    return Recorded(out, num_sequences, num_sequences - already, tuple(skipped))
+
+
+class _Recorder:
+    """One recording: the loaded model, the open trace and the settings."""
+
+    def __init__(self, loaded: LoadedModel, writer: TraceWriter, options: RecordOptions) -> None:
+        self._loaded = loaded
+        self._writer = writer
+        self._options = options
+        self._tensors = head_tensors(loaded.model)
+        self._head = Head(
+            self._tensors["head.weight"], self._tensors.get("head.bias"), loaded.spec.head
+        )
+
+    def write_constants(self) -> None:
+        """Write what all sequences share: the vocabulary, and the head if it is wanted."""
+        path = self._writer.path
+        if not (path / layout.VOCABULARY).exists():
+            table = vocabulary_table(self._loaded.tokenizer, self._loaded.spec.head.num_rows)
+            temporary = path / f".{layout.VOCABULARY}"
+            pq.write_table(table, temporary, compression="zstd")
+            layout.sync_file(temporary)
+            temporary.replace(path / layout.VOCABULARY)
+        if self._options.head == "store" and not (path / layout.WEIGHTS).exists():
+            temporary = path / f".{layout.WEIGHTS}"
+            save_file(
+                {k: v.detach().cpu().contiguous() for k, v in self._tensors.items()}, temporary
+            )
+            temporary.chmod(0o644)  # safetensors makes files that nobody else can read
+            layout.sync_file(temporary)
+            temporary.replace(path / layout.WEIGHTS)
+
+    def sequence(self, prompt: Prompt) -> None:
+        """Record one prompt with its answers as one sequence."""
+        options, spec = self._options, self._loaded.spec
+        parts = render(prompt, self._loaded.tokenizer)
+        new = options.max_new_tokens or prompt.max_new_tokens or DEFAULT_NEW_TOKENS
+        self._check_length(sum(len(part.ids) for part in parts) + new * len(parts))
+        sequence_id = f"{prompt.id}#0"
+        seed = sequence_seed(options.seed, sequence_id)
+        capture = Capture(
+            sequence_id,
+            spec,
+            self._writer.shard,
+            with_attention=options.capture != "steps",
+            with_tensors=options.capture == "qkv",
+            dtype=STORE_DTYPES[options.dtype_store],
+        )
+        tokens = self._run(parts, capture, max_new_tokens=new, seed=seed)
+        self._write(prompt, sequence_id, seed, parts, tokens, capture)
+
+    def _run(
+        self, parts: Sequence[Rendered], capture: Capture, *, max_new_tokens: int, seed: int
+    ) -> Tokens:
+        """Answer each part of the prompt in turn, over one cache, watched by ``capture``."""
+        tokens, cache = Tokens(), new_cache(self._loaded.model)
+        for number, part in enumerate(parts):
+            tokens.add_prompt(part, stop_ids(self._loaded.model))
+            with tap(self._loaded.model, capture):
+                capture.begin_turn()
+                new = generate(
+                    self._loaded,
+                    tokens.ids,
+                    cache,
+                    self._options.sampler,
+                    max_new_tokens=max_new_tokens,
+                    seed=seed + number,
+                )
+            tokens.add_answer(new, part)
+        return tokens
+
+    def _write(
+        self,
+        prompt: Prompt,
+        sequence_id: str,
+        seed: int,
+        parts: Sequence[Rendered],
+        tokens: Tokens,
+        capture: Capture,
+    ) -> None:
+        shard, spec = self._writer.shard, self._loaded.spec
+        capture.finish()
+        if self._options.capture != "steps":
+            capture.write_hidden()
+        ids = tokens.ids
+        columns = {
+            "sequence_id": sequence_id,
+            "position": list(range(1, len(ids))),
+            "temperature": 1.0,
+            **step_columns(capture.hidden_TE, ids, self._head, num_tokens=spec.num_tokens),
+            **capture.pass_columns(),
+        }
+        shard.append(schema.STEPS, len(ids) - 1, columns)
+        shard.append(schema.TOKENS, len(ids), {"sequence_id": sequence_id, **tokens.columns()})
+        answer = [token for token, made in zip(ids, tokens.is_generated, strict=True) if made]
+        is_stopped = ids[-1] in stop_ids(self._loaded.model)
+        self._writer.end_sequence(
+            {
+                "sequence_id": sequence_id,
+                "prompt_id": prompt.id,
+                "domain": prompt.domain,
+                "sample": 0,
+                "seed": seed,
+                "num_tokens": len(ids),
+                "context_end": parts[0].context_end,
+                "prompt_end": len(parts[0].ids),
+                "turn_ends": [tokens.turn_ends],
+                "finish_reason": "eos" if is_stopped else "length",
+                "text_source": "generated",
+                "prompt_text": parts[0].text,
+                "text": self._loaded.tokenizer.decode(
+                    answer, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                ),
+                "check": None if prompt.check is None else json.dumps(dict(prompt.check)),
+                "sampler": json.dumps(self._options.sampler.to_json()),
+            }
+        )
+
+    def _check_length(self, num_tokens: int) -> None:
+        limit = self._loaded.spec.max_positions
+        if limit is not None and num_tokens > limit:
+            msg = (
+                f"prompt and new tokens are {num_tokens} tokens, the model has {limit} positions; "
+                "shorten it or lower --max-new-tokens."
+            )
+            raise InputError(msg)
+
+
+def sequence_seed(seed: int, sequence_id: str) -> int:
+    """Return the seed of one sequence: independent of what was recorded before it."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, f"{seed}/{sequence_id}").int % 2**62
+
+
+def _manifest(loaded: LoadedModel, file: PromptFile, options: RecordOptions) -> dict[str, Any]:
+    packages = ("tracekit", "torch", "transformers", "numpy", "pyarrow")
+    return {
+        "schema_version": schema.SCHEMA_VERSION,
+        "run_id": uuid.uuid4().hex,
+        "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "host": {
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "threads": torch.get_num_threads(),
+            "device": str(loaded.model.device),
+        },
+        "versions": {name: version(name) for name in packages},
+        "settings": {
+            "prompts": file.name,
+            "prompts_sha256": file.sha256,
+            "capture": options.capture,
+            "max_new_tokens": options.max_new_tokens,
+            "limit": options.limit,
+            "sampler": options.sampler.to_json(),
+            "seed": options.seed,
+            "dtype_store": options.dtype_store,
+            "head": options.head,
+        },
+        "model": loaded.spec.to_json(),
+        "tokenizer_sha256": tokenizer_hash(loaded.tokenizer),
+    }
+
+
+def _notes(loaded: LoadedModel, options: RecordOptions) -> list[str]:
+    """Return what the user should know before the run: what this model cannot give."""
+    spec, notes = loaded.spec, []
+    if options.capture == "steps":
+        return notes
+    seen = [layer for layer in spec.layers if layer.num_heads and layer.refusal is None]
+    if not seen:
+        notes.append(
+            f"the attention of {spec.name} ({spec.model_type}) cannot be seen: "
+            "entropy and final hidden states are recorded, no attention, queries or keys."
+        )
+        return notes
+    notes += [f"layer {layer.index}: {layer.refusal}" for layer in spec.layers if layer.refusal]
+    if untapped := [str(layer.index) for layer in spec.layers if layer.kind == "untapped"]:
+        notes.append(f"attention of layers {', '.join(untapped)} cannot be seen: left out.")
+    return notes

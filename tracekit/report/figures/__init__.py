@@ -1,0 +1,3 @@
+"""One figure a file; the only rooms that import matplotlib. Nothing here uses pyplot's state."""
+
+from __future__ import annotations

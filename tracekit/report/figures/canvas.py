@@ -1,0 +1,200 @@
+"""The one way to draw lines: a style a series, labels at the ends, SVG in the page's own colours."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure as MplFigure
+
+from tracekit.report.formats import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from matplotlib.axes import Axes
+
+    from tracekit.report.load import Point
+
+INK = "#010203"
+"""Stands for the text colour of the page while drawing; becomes ``currentColor``."""
+
+# Okabe-Ito, those with a contrast of 3 or more on white and on the dark ground of style.css.
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", INK)
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_LONGEST_LABEL = 14
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "tracekit",
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 11,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.13,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """Colour, dashes and marker of a series: three ways to tell it from the others."""
+
+    color: str
+    dash: Any
+    marker: str
+
+
+REFERENCE = Style(INK, (0, (4, 3)), "")
+"""Look of a line that is no measurement."""
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """Return a style for each name, the same for the same set of names in every figure."""
+    return {
+        name: Style(
+            _COLORS[number % len(_COLORS)],
+            _DASHES[number % len(_DASHES)],
+            _MARKERS[number % len(_MARKERS)],
+        )
+        for number, name in enumerate(sorted(set(names)))
+    }
+
+
+def draw(name: str, paint: Callable[[Axes], None]) -> str:
+    """Return an ``<svg>`` element for a page.
+
+    Parameters
+    ----------
+    name
+        Beginning of its ids, unique in the page.
+    paint
+        Draws on the axes; the margin at the right is free for ``label_ends``.
+    """
+    with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
+        # Text stays text in the SVG: what the measuring font lacks, the reader's browser has.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = MplFigure(figsize=(6.4, 4.2))
+        FigureCanvasSVG(figure)
+        axes = figure.add_axes((0.165, 0.15, 0.585, 0.81))
+        axes.grid(visible=True)
+        axes.set_axisbelow(True)
+        paint(axes)
+        file = io.BytesIO()
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    return _for_page(file.getvalue().decode("utf-8"), name)
+
+
+def line(axes: Axes, curve: Sequence[Point], style: Style) -> tuple[float, float]:
+    """Draw the means of one series with the band of its intervals; return its last point."""
+    axes.plot(
+        [point.x for point in curve],
+        [point.mean for point in curve],
+        color=style.color,
+        linestyle=style.dash,
+        marker=style.marker,
+    )
+    banded = [point for point in curve if not math.isnan(point.low)]
+    axes.fill_between(
+        [point.x for point in banded],
+        [point.low for point in banded],
+        [point.high for point in banded],
+        color=style.color,
+        alpha=0.14,
+        linewidth=0,
+    )
+    return curve[-1].x, curve[-1].mean
+
+
+def reference(axes: Axes, y: float) -> tuple[float, float]:
+    """Draw a dashed horizontal line over the whole width; return its right end."""
+    axes.axhline(y, color=REFERENCE.color, linestyle=REFERENCE.dash, linewidth=1)
+    return axes.get_xlim()[1], y
+
+
+def label_ends(axes: Axes, ends: dict[str, tuple[float, float]], looks: dict[str, Style]) -> None:
+    """Write each series' name in the right margin, tied to its last point by a thin line.
+
+    Parameters
+    ----------
+    axes
+        With all series drawn: their limits are fixed from here on.
+    ends
+        Last point of each series, in data coordinates.
+    looks
+        Style of each series.
+    """
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
+    to_axes = axes.transData + axes.transAxes.inverted()
+    points = {name: to_axes.transform(end) for name, end in ends.items()}
+    order = sorted(points, key=lambda name: (points[name][1], name))
+    heights = _spread([float(points[name][1]) for name in order])
+    for name, height in zip(order, heights, strict=True):
+        style, (x, y) = looks[name], points[name]
+        axes.plot(
+            [x, 1.035],
+            [y, height],
+            transform=axes.transAxes,
+            clip_on=False,
+            color=style.color,
+            linewidth=0.8,
+            alpha=0.6,
+        )
+        axes.plot(
+            [1.035, 1.065, 1.095],
+            [height] * 3,
+            transform=axes.transAxes,
+            clip_on=False,
+            color=style.color,
+            linestyle=style.dash,
+            marker=style.marker,
+            markevery=[1],
+        )
+        axes.text(1.115, height, _short(visible(name)), transform=axes.transAxes, va="center")
+
+
+def _short(label: str) -> str:
+    """Return a label that fits the margin: beginnings and ends tell names apart, middles do not."""
+    if len(label) <= _LONGEST_LABEL:
+        return label
+    half = _LONGEST_LABEL // 2
+    return f"{label[: half - 1]}\u2026{label[-half:]}"
+
+
+def _spread(heights: list[float]) -> list[float]:
+    """Return ascending heights moved apart so that labels do not overlap, inside [0, 1]."""
+    gap = min(0.075, 1 / max(1, len(heights) - 1))
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else max(height, 0.0))
+    ceiling = 1.0
+    for number in reversed(range(len(placed))):
+        placed[number] = min(placed[number], ceiling)
+        ceiling = placed[number] - gap
+    return placed
+
+
+def _for_page(document: str, name: str) -> str:
+    """Return the bare ``<svg>`` element: page colours, generic font, ids of its own, no links."""
+    svg = document[document.index("<svg") :].rstrip()
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
+    svg = re.sub(r"<svg [^>]*?viewBox=", "<svg viewBox=", svg, count=1)
+    svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
+    svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    return re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)

@@ -1,0 +1,96 @@
+"""What a report needs of a figure: its picture, the words that go with it, and its numbers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure(ABC):
+    """A picture with its caption, its text for those who do not see it, and its data.
+
+    Parameters
+    ----------
+    name
+        Stem of its files and of its ids.
+    caption
+        What it shows: level, n, interval, what to look for.
+    alt
+        The key number in a sentence.
+    table
+        The numbers drawn, for the table in the page and the CSV file.
+    """
+
+    kind: ClassVar[str]
+    """Ending of the file, and the macro of the template that shows it."""
+
+    name: str
+    caption: str
+    alt: str
+    table: pd.DataFrame
+
+    @property
+    @abstractmethod
+    def content(self) -> bytes:
+        """The picture's file."""
+
+    @property
+    def csv(self) -> bytes:
+        """The table as a CSV file (UTF-8, line feeds, six digits)."""
+        text: str = self.table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        return text.encode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Figure):
+    """Lines and bars as SVG, text as text, in the colours of the page.
+
+    Parameters
+    ----------
+    svg
+        Element ``<svg>`` for use inside a page: no name space, ids begin with ``name``.
+    """
+
+    kind: ClassVar[str] = "svg"
+    svg: str
+
+    @property
+    def content(self) -> bytes:
+        """A file of its own: black on a transparent ground, for papers."""
+        head = '<svg xmlns="http://www.w3.org/2000/svg" style="color: #000000"'
+        return (self.svg.replace("<svg", head, 1) + "\n").encode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map(Figure):
+    """A map of one pixel a cell, enlarged by the page; axes and legend are HTML.
+
+    Parameters
+    ----------
+    png, legend_png
+        The map, and a row of its colours from low to high.
+    rows, columns
+        Labels of all rows and columns, top and left first.
+    row_axis
+        What the rows are.
+    legend
+        Labels along the legend, low to high.
+    """
+
+    kind: ClassVar[str] = "png"
+    png: bytes
+    legend_png: bytes
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    row_axis: str
+    legend: tuple[str, ...]
+
+    @property
+    def content(self) -> bytes:
+        """The map, one pixel a cell."""
+        return self.png

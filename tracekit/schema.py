@@ -1,0 +1,385 @@
+"""Every table that tracekit writes: its columns with type, unit and meaning.
+
+Shape legend, used as suffixes of array names everywhere: B batch, T position, L layer, H query
+head, G key-value head, M query heads a group (H = G * M), Q query, K key, D head size, V
+vocabulary, E hidden size, N kept fractions of one policy. ``score_GK`` has axes (G, K).
+
+A value that does not apply is null, never 0 or NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA_VERSION = 1
+"""Raised when a table changes so that older readers would misread it."""
+
+ALL = -1
+"""In ``layer`` and ``kv_head`` columns: all of them together."""
+
+ANY = "all"
+"""In ``domain`` and ``bucket`` columns: all of them together."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its Arrow type, its unit ('' where there is none) and what it means."""
+
+    name: str
+    type: pa.DataType
+    unit: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its columns, in order, and what one row is."""
+
+    name: str
+    row: str
+    columns: tuple[Column, ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema, units and meanings in the fields' metadata."""
+        return pa.schema(
+            [
+                pa.field(c.name, c.type, metadata={"unit": c.unit, "meaning": c.meaning})
+                for c in self.columns
+            ]
+        )
+
+    def build(self, num_rows: int, columns: Mapping[str, Any]) -> pa.Table:
+        """Return an Arrow table of this schema.
+
+        Parameters
+        ----------
+        num_rows
+            Rows; single values and missing columns (null) are repeated so often.
+        columns
+            By name: an array or list of ``num_rows`` values, a 2-d array for list columns, or one
+            value for all rows. NaN becomes null.
+
+        Raises
+        ------
+        KeyError
+            If a column is not in the schema.
+        """
+        if unknown := set(columns) - {column.name for column in self.columns}:
+            msg = f"table {self.name} has no column {', '.join(sorted(unknown))}"
+            raise KeyError(msg)
+        arrays = [_array(columns.get(c.name), c.type, num_rows) for c in self.columns]
+        return pa.table(arrays, schema=self.schema)
+
+
+def _array(values: Any, kind: pa.DataType, num_rows: int) -> pa.Array:
+    """Return ``values`` as an Arrow array of one kind, single values repeated."""
+    if values is None or isinstance(values, str | bytes | int | float | np.generic):
+        return _repeated(values, kind, num_rows)
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        width, dense = values.shape[1], pa.array(values.ravel(), type=kind.value_type)
+        offsets = np.arange(0, values.size + 1, width) if width else np.zeros(len(values) + 1)
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), dense)
+    if pa.types.is_dictionary(kind):
+        return pa.array(values, type=kind.value_type, from_pandas=True).dictionary_encode()
+    return pa.array(values, type=kind, from_pandas=True)
+
+
+def _repeated(value: Any, kind: pa.DataType, num_rows: int) -> pa.Array:
+    if value is None:
+        return pa.nulls(num_rows, type=kind)
+    if pa.types.is_dictionary(kind):
+        codes = pa.array(np.zeros(num_rows, dtype=np.int32))
+        return pa.DictionaryArray.from_arrays(codes, pa.array([value], type=kind.value_type))
+    return pa.repeat(pa.scalar(value, type=kind), num_rows)
+
+
+_ID = pa.dictionary(pa.int32(), pa.string())
+_I16, _I32, _I64 = pa.int16(), pa.int32(), pa.int64()
+_F32, _F64 = pa.float32(), pa.float64()
+_STR, _BOOL = pa.string(), pa.bool_()
+
+_SEQUENCE = Column("sequence_id", _ID, "", "prompt id and sample number: story-01#0")
+_LAYER = Column("layer", _I16, "", "layer number, 0 at the input")
+
+SEQUENCES = Table(
+    "sequences",
+    "a recorded sequence",
+    (
+        Column("sequence_id", _STR, "", "prompt id and sample number: story-01#0"),
+        Column("prompt_id", _STR, "", "id of the prompt"),
+        Column("domain", _STR, "", "kind of text: story, code, translation..."),
+        Column("sample", _I32, "", "number of the sample of this prompt"),
+        Column("seed", _I64, "", "seed of the sampler for this sequence"),
+        Column("num_tokens", _I32, "tokens", "length, prompt and generated"),
+        Column("context_end", _I32, "tokens", "length of the context that a question follows"),
+        Column("prompt_end", _I32, "tokens", "length of the prompt"),
+        Column("turn_ends", pa.list_(_I32), "tokens", "length after each turn"),
+        Column("finish_reason", _STR, "", "eos, length (token limit) or given (no generation)"),
+        Column("text_source", _STR, "", "generated or given: perplexity needs given text"),
+        Column("prompt_text", _STR, "", "prompt as the model read it, special tokens written out"),
+        Column("text", _STR, "", "generated text, special tokens left out"),
+        Column("check", _STR, "", "JSON: how the answer can be judged"),
+        Column("sampler", _STR, "", "JSON: generation settings"),
+    ),
+)
+
+TOKENS = Table(
+    "tokens",
+    "a token of a sequence, position 0 included",
+    (
+        _SEQUENCE,
+        Column("position", _I32, "tokens", "position of this token, 0 first"),
+        Column("token_id", _I32, "", "id in the vocabulary"),
+        Column("turn", _I16, "", "number of the message that it belongs to"),
+        Column("role", _ID, "", "system, user, assistant; null in raw text"),
+        Column("is_generated", _BOOL, "", "made by the model in this run"),
+        Column("is_template", _BOOL, "", "part of the chat template, not of a message"),
+        Column("span", _ID, "", "context, question, needle or answer, where the prompt marks it"),
+    ),
+)
+
+STEPS = Table(
+    "steps",
+    "a predicted token",
+    (
+        _SEQUENCE,
+        Column("position", _I32, "tokens", "position of the predicted token"),
+        Column("path", _ID, "", "prefill or decode: the forward pass that predicted it"),
+        Column("temperature", _F32, "", "temperature of the statistics; raw logits have 1"),
+        Column("entropy_nats", _F32, "nats", "Shannon entropy of the next-token distribution"),
+        Column("varentropy", _F32, "nats^2", "variance of the surprisal; equals the heat capacity"),
+        Column("surprisal_nats", _F32, "nats", "-ln p of the token that came"),
+        Column("rank", _I32, "", "tokens with a higher logit than the one that came"),
+        Column(
+            "top1_margin", _F32, "nats", "difference of the two highest logits over temperature"
+        ),
+        Column("logsumexp", _F32, "nats", "ln sum exp of the logits over temperature, as they are"),
+        Column("free_energy", _F32, "logit units", "-T ln Z, mean logit subtracted"),
+        Column("internal_energy", _F32, "logit units", "-E[z], mean logit subtracted; F = U - T S"),
+        Column("effective_support_90", _I32, "tokens", "fewest tokens with 90 % of the mass"),
+        Column("effective_support_95", _I32, "tokens", "fewest tokens with 95 % of the mass"),
+        Column("effective_support_99", _I32, "tokens", "fewest tokens with 99 % of the mass"),
+        Column("renyi2_nats", _F32, "nats", "collision entropy -ln sum p^2"),
+        Column("entropy_change", _F32, "nats", "entropy minus that of the step before"),
+        Column("padded_mass", _F32, "", "probability of logit rows that no token has"),
+        Column("nonfinite", _I32, "", "logits that are not finite"),
+        Column("top_ids", pa.list_(_I32), "", "the most likely tokens, best first"),
+        Column("top_logprobs", pa.list_(_F32), "nats", "their log-probabilities"),
+        Column("wall_s", _F32, "s", "time of the forward pass; null inside a prefill"),
+        Column("kv_bytes", _I64, "bytes", "logical bytes of the cache after the pass"),
+        Column("device_bytes", _I64, "bytes", "memory allocated on the device; null on CPU"),
+    ),
+)
+
+KV = Table(
+    "kv",
+    "a layer of the cache after a forward pass",
+    (
+        _SEQUENCE,
+        Column("position", _I32, "tokens", "position of the token that the pass predicted"),
+        _LAYER,
+        Column("entries", _I32, "tokens", "entries that a head holds"),
+        Column("logical_bytes", _I64, "bytes", "bytes of the entries"),
+        Column("resident_bytes", _I64, "bytes", "bytes of the storage behind them"),
+    ),
+)
+
+SINK_KEYS = 4
+"""First keys whose mass is ``sink_mass``."""
+WINDOW_KEYS = 64
+"""Newest keys whose mass is ``window_mass``."""
+TOP_KEYS = 8
+"""Largest entries of a row whose mass is ``top_mass``."""
+
+ATTENTION = Table(
+    "attention",
+    "an attention row: a query of a head",
+    (
+        _SEQUENCE,
+        _LAYER,
+        Column("head", _I16, "", "query head"),
+        Column("query", _I32, "tokens", "position of the query"),
+        Column("entropy_nats", _F32, "nats", "entropy of the row over its keys"),
+        Column("sink_mass", _F32, "", f"mass on the first {SINK_KEYS} positions"),
+        Column("window_mass", _F32, "", f"mass on the newest {WINDOW_KEYS} keys"),
+        Column("top_mass", _F32, "", f"mass on the {TOP_KEYS} largest entries"),
+        Column("effective_keys", _F32, "keys", "1 / sum a^2, the participation number"),
+    ),
+)
+
+KEYS = Table(
+    "keys",
+    "a key of a KV head",
+    (
+        _SEQUENCE,
+        _LAYER,
+        Column("kv_head", _I16, "", "key-value head"),
+        Column("key", _I32, "tokens", "position of the key"),
+        Column("mass_received", _F32, "", "attention received, summed over rows and query heads"),
+        Column("reads", _I32, "", "rows of the group's heads t with attention > 1 / (t + 1)"),
+        Column("last_read", _I32, "tokens", "position of the last such row; null if none"),
+    ),
+)
+
+TENSORS = Table(
+    "tensors",
+    "a block of a tensor",
+    (
+        _SEQUENCE,
+        Column("kind", _ID, "", "hidden [T, E]; query [H, T, D]; key, value [G, T, D]"),
+        Column("layer", _I16, "", "layer number; -1 for the final hidden state"),
+        Column("probe", _I16, "", "number of the influence probe; null elsewhere"),
+        Column("first_position", _I32, "tokens", "position of the block's first row"),
+        Column("shape", pa.list_(_I32), "", "shape of the block"),
+        Column("dtype", _ID, "", "float32, float16 or bfloat16"),
+        Column("data", pa.large_binary(), "", "the numbers, row-major, little-endian"),
+    ),
+)
+
+VOCAB = Table(
+    "vocab",
+    "a row of the logits",
+    (
+        Column("token_id", _I32, "", "id"),
+        Column("piece", pa.binary(), "", "bytes that the token stands for; null for padded rows"),
+        Column("text", _STR, "", "readable form: bytes and control characters written out"),
+        Column("class", _ID, "", "special, byte, whitespace, number, cjk, word, other, padded"),
+    ),
+)
+
+SHARD_TABLES = (SEQUENCES, TOKENS, STEPS, KV, ATTENTION, KEYS, TENSORS)
+
+_DOMAIN = Column("domain", _ID, "", "domain of the sequence; 'all' for all together")
+_BUCKET = Column("bucket", _ID, "", "length bucket of the sequence; 'all' for all together")
+_LEVEL = Column("level", _ID, "", "local, predicted, propagated or generated")
+_SCORED = Column("num_scored", _I32, "steps", "scored positions")
+
+KV_RESULTS = Table(
+    "kv",
+    "a policy at one kept fraction on one sequence; layer or KV head -1 is all together",
+    (
+        _SEQUENCE,
+        _DOMAIN,
+        Column("policy", _ID, "", "canonical text of the policy, its identity"),
+        Column("family", _ID, "", "short name, the same for all kept fractions of a policy"),
+        _LEVEL,
+        Column("evict_at", _ID, "", "schedule: at=prompt, at=context, every=1,from=prompt ..."),
+        Column("query_aware", _BOOL, "", "whether the question was seen before the first eviction"),
+        _LAYER,
+        Column("kv_head", _I16, "", "key-value head"),
+        _BUCKET,
+        Column("target_frac", _F32, "", "what the policy was asked to keep of the tokens seen"),
+        Column("kept_frac", _F32, "", "bytes held over bytes of the full cache, mean over steps"),
+        Column("kept_end_frac", _F32, "", "the same at the last step"),
+        Column("peak_frac", _F32, "", "peak bytes held over peak bytes of the full cache"),
+        Column("padded_frac", _F32, "", "longest head times heads: what a rectangle would hold"),
+        Column("read_frac", _F32, "", "bytes read a step over bytes of the full cache"),
+        Column("kv_bytes", _F64, "bytes", "bytes held, mean over scored steps"),
+        Column("full_kv_bytes", _F64, "bytes", "bytes of the full cache, mean over scored steps"),
+        Column("state_bytes", _F64, "bytes", "what the policy itself must keep, mean over steps"),
+        Column("num_evicted", _I64, "entries", "entries evicted by the end, over layers and heads"),
+        Column("is_clipped", _BOOL, "", "the budget was smaller than what was to be protected"),
+        Column("output_error", _F32, "", "relative L2 of the attention output over scored rows"),
+        Column("output_cosine", _F32, "", "mean cosine of pruned and full attention output"),
+        Column("mass_kept", _F32, "", "recorded attention mass on the kept keys, mean over rows"),
+        Column("kl_nats", _F32, "nats a token", "KL of the next-token distributions (propagated)"),
+        Column("kl_predicted_nats", _F32, "nats a token", "the same foretold from probes"),
+        Column(
+            "noise_kl_nats", _F32, "nats a token", "KL between two runs that differ by rounding"
+        ),
+        Column("nll_full", _F32, "nats a token", "surprisal under the full cache"),
+        Column("nll_pruned", _F32, "nats a token", "surprisal under the reduced cache"),
+        Column("same_top_frac", _F32, "", "steps whose most likely token stays the same"),
+        _SCORED,
+    ),
+)
+
+VOCAB_RESULTS = Table(
+    "vocab",
+    "an estimator at one size on one sequence",
+    (
+        _SEQUENCE,
+        _DOMAIN,
+        Column("estimator", _ID, "", "canonical text of the estimator"),
+        Column("controller", _ID, "", "what sets the size at each step: fixed"),
+        Column("size", _I32, "tokens", "size asked for, pinned tokens aside"),
+        _BUCKET,
+        Column("hit_chosen", _F32, "", "steps whose recorded token is a candidate"),
+        Column("hit_argmax", _F32, "", "steps whose most likely token is a candidate"),
+        Column("mass", _F32, "", "probability of the candidates, mean over steps"),
+        Column(
+            "neg_log_mass_nats", _F32, "nats", "-ln of that mass, mean over steps: KL(pruned|full)"
+        ),
+        Column("set_size_mean", _F32, "tokens", "candidates really scored, pinned ones included"),
+        Column("cost_frac", _F32, "", "bytes read a step over those of the full head"),
+        Column("macs_frac", _F32, "", "multiply-adds a step over those of the full head"),
+        Column("nll_full", _F32, "nats a token", "surprisal of the recorded tokens, full head"),
+        Column(
+            "nll_backoff",
+            _F32,
+            "nats a token",
+            "the same from candidates, the missing mass spread evenly over the other tokens",
+        ),
+        _SCORED,
+    ),
+)
+
+SUMMARY = Table(
+    "summary",
+    "a measure of a policy or estimator over sequences, with its interval",
+    (
+        Column("question", _ID, "", "kv or vocab"),
+        Column("family", _ID, "", "policy or estimator, without its size"),
+        Column("name", _ID, "", "canonical text"),
+        _LEVEL,
+        _DOMAIN,
+        _BUCKET,
+        Column("x_name", _ID, "", "what x is: kept_frac or size"),
+        Column("x", _F64, "", "mean of it over the sequences"),
+        Column("target", _F64, "", "what was asked for: kept fraction or size"),
+        Column("measure", _ID, "", "column of the results that is summarised"),
+        Column("mean", _F64, "", "mean over sequences"),
+        Column("low", _F64, "", "lower end of the 95 % bootstrap interval; null below 3 sequences"),
+        Column("high", _F64, "", "upper end"),
+        Column("n", _I32, "sequences", "sequences"),
+        Column("num_excluded", _I32, "sequences", "sequences left out: nothing was evicted there"),
+    ),
+)
+
+TIMINGS = Table(
+    "timings",
+    "a piece of work of one run",
+    (
+        Column("what", _STR, "", "cell group or phase"),
+        Column("sequence_id", _STR, "", "sequence; null for phases"),
+        Column("num_cells", _I32, "cells", "cells computed"),
+        Column("wall_s", _F64, "s", "time"),
+    ),
+)
+
+SHOWN = Table(
+    "shown",
+    "a token of a sequence that a report shows",
+    (
+        _SEQUENCE,
+        Column("position", _I32, "tokens", "position"),
+        Column("text", _STR, "", "readable text of the token"),
+        Column("is_generated", _BOOL, "", "made by the model"),
+        Column("role", _ID, "", "role of its message"),
+        Column("entropy_nats", _F32, "nats", "entropy of the step that predicted it"),
+        Column("surprisal_nats", _F32, "nats", "its surprisal"),
+        Column("rank", _I32, "", "its rank"),
+        Column("top_texts", pa.list_(_STR), "", "readable text of the most likely tokens"),
+        Column("top_probs", pa.list_(_F32), "", "their probabilities"),
+    ),
+)
+
+RESULT_TABLES = (KV_RESULTS, VOCAB_RESULTS, SUMMARY, TIMINGS, SHOWN)

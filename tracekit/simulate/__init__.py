@@ -1,0 +1,1 @@
+"""Replay a trace under policies and estimators: trace -> results, cell by cell, resumable."""

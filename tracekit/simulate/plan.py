@@ -1,0 +1,142 @@
+"""What to compute: policies and estimators, kept fractions and sizes, and a stable key a cell."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tracekit.errors import UsageError
+from tracekit.kv.policy import Policy, parse
+from tracekit.registry import unknown
+from tracekit.schema import SCHEMA_VERSION
+from tracekit.vocab.estimator import Estimator, parse_estimator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KV = ("full", "random", "streaming", "h2o", "snapkv", "knorm")
+"""Policies that run when none are named."""
+
+VOCAB = ("oracle", "frequency", "previous", "lowrank")
+"""Estimators that run when none are named."""
+
+KEPT = (0.1, 0.25, 0.5, 0.75)
+"""Kept fractions of policies that name none."""
+
+SIZES = (256, 512, 1024, 2048, 4096, 8192)
+"""Candidate-set sizes."""
+
+LEVELS = ("local",)
+"""Levels of truth that this version computes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one simulation computes on every sequence.
+
+    Parameters
+    ----------
+    families
+        KV policies; those of one inner tuple differ in the kept amount alone and share their work.
+    estimators, sizes
+        Vocabulary estimators and candidate-set sizes.
+    level
+        Level of truth of the KV results.
+    seed
+        Of random policies and of the bootstrap.
+    bytes_per_number
+        Bytes of one number of the cache, for the accounting.
+    """
+
+    families: tuple[tuple[Policy, ...], ...]
+    estimators: tuple[Estimator, ...]
+    sizes: tuple[int, ...]
+    level: str = "local"
+    seed: int = 0
+    bytes_per_number: int = 2
+
+    @property
+    def policies(self) -> list[Policy]:
+        """All KV policies."""
+        return [policy for family in self.families for policy in family]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan for ``run.json``."""
+        return {
+            "kv": [policy.text for policy in self.policies],
+            "vocab": [estimator.text for estimator in self.estimators],
+            "kept": sorted({p.kept.amount for p in self.policies if p.kept is not None}),
+            "sizes": list(self.sizes),
+            "level": self.level,
+            "kv_bytes": self.bytes_per_number,
+        }
+
+    def key(self, run_id: str, question: str, sequence_id: str, name: str) -> str:
+        """Return the key of a cell: a hash of all that its numbers depend on."""
+        parts = [SCHEMA_VERSION, run_id, question, sequence_id, name, self.level, self.seed]
+        text = json.dumps([*parts, self.bytes_per_number])
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def make_plan(
+    kv: Sequence[str] | None = None,
+    vocab: Sequence[str] | None = None,
+    *,
+    kept: Sequence[float] = KEPT,
+    sizes: Sequence[int] = SIZES,
+    level: str = "local",
+    seed: int = 0,
+    bytes_per_number: int = 2,
+) -> Plan:
+    """Return the plan for policies and estimators given as text.
+
+    Parameters
+    ----------
+    kv, vocab
+        Policies (``h2o:every=16``) and estimators (``lowrank:rank=64``). Naming only one kind runs
+        only that kind; naming none runs the default set of both.
+    kept
+        Kept fractions of the policies that do not name their own.
+    sizes
+        Candidate-set sizes.
+    level
+        Level of truth.
+    seed
+        Of random policies and of the bootstrap.
+    bytes_per_number
+        Bytes of one number of the cache, for the accounting.
+
+    Raises
+    ------
+    UsageError
+        If a name, a parameter or a level does not exist, or an amount is out of range.
+    """
+    if level not in LEVELS:
+        raise UsageError(unknown("level", level, list(LEVELS)))
+    if any(size < 1 for size in sizes) or bytes_per_number < 1:
+        msg = "candidate-set sizes and bytes a number must be at least 1."
+        raise UsageError(msg)
+    if kv is None and vocab is None:
+        kv, vocab = KV, VOCAB
+    families: dict[str, dict[str, Policy]] = {}
+    for text in kv or ():
+        for policy in _with_kept(parse(text), kept):
+            families.setdefault(policy.family, {})[policy.text] = policy
+    estimators = {one.text: one for one in map(parse_estimator, vocab or ())}
+    return Plan(
+        families=tuple(tuple(family.values()) for family in families.values()),
+        estimators=tuple(estimators.values()),
+        sizes=tuple(sorted(set(sizes))),
+        level=level,
+        seed=seed,
+        bytes_per_number=bytes_per_number,
+    )
+
+
+def _with_kept(policy: Policy, kept: Sequence[float]) -> list[Policy]:
+    """Return the policy at each kept fraction, or as it is where it names its own."""
+    if policy.kept is not None:
+        return [policy]
+    return [policy.with_kept(fraction) for fraction in kept]

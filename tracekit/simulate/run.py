@@ -1,0 +1,291 @@
+"""Run a plan over a trace: sequence by sequence, only cells that are not there, then collect."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from tracekit import schema
+from tracekit.errors import TraceError, TracekitError
+from tracekit.kv.schedule import Spans
+from tracekit.progress import Progress, Silent
+from tracekit.simulate.kv import replay_sequence
+from tracekit.simulate.plan import Plan, make_plan
+from tracekit.simulate.results import Results
+from tracekit.simulate.shown import choose_sequences, shown_tokens
+from tracekit.simulate.summary import summarise
+from tracekit.simulate.vocab import VocabReplay
+from tracekit.trace.reader import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation left: its folder, cells computed and found, skips and failures."""
+
+    path: Path
+    num_computed: int
+    num_found: int
+    skipped: tuple[dict[str, str], ...]
+    failed: tuple[dict[str, str], ...]
+
+
+def simulate(
+    trace: str | Path | Trace,
+    out: str | Path,
+    plan: Plan | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Simulated:
+    """Replay a trace under a plan; finished cells are found and not computed again.
+
+    Parameters
+    ----------
+    trace
+        A trace, or its folder.
+    out
+        Folder of the results: new, empty, or results of the same trace.
+    plan
+        What to compute (``make_plan``); None: the default set of all questions.
+    progress
+        Listener.
+
+    Returns
+    -------
+    Simulated
+        Cells that failed are listed; the others are in the folder all the same.
+
+    Raises
+    ------
+    TraceError
+        If the trace lacks what the plan needs.
+    InputError
+        If the folder belongs to something else.
+    """
+    trace = trace if isinstance(trace, Trace) else Trace(trace)
+    plan, progress = plan or make_plan(), progress or Silent()
+    _check_capture(trace, plan)
+    run = _Run(trace, Results(Path(out), _manifest(trace, plan)), plan)
+    sequences = trace.sequences
+    progress.start("simulating", len(sequences), "sequences")
+    for _, sequence in sequences.iterrows():
+        run.sequence(sequence)
+        progress.advance()
+    for failure in run.failed:
+        progress.say(f"cell {failure['cell']} failed: {failure['why']}")
+    return run.collect()
+
+
+class _Run:
+    """One simulation: the open trace, the results folder, the plan, and what happened so far."""
+
+    def __init__(self, trace: Trace, results: Results, plan: Plan) -> None:
+        self._trace = trace
+        self._results = results
+        self._plan = plan
+        self._vocab: VocabReplay | None = None
+        self._keys: dict[str, list[str]] = {"kv": [], "vocab": []}
+        self._timings: list[dict[str, Any]] = []
+        self._computed = 0
+        self.skipped: list[dict[str, str]] = []
+        self.failed: list[dict[str, str]] = []
+
+    def sequence(self, sequence: pd.Series[Any]) -> None:
+        """Compute the cells of one sequence that are not there."""
+        self._question("kv", sequence, [p.text for p in self._plan.policies], self._kv)
+        names = [estimator.text for estimator in self._plan.estimators]
+        # All sizes of an estimator are one cell: they are prefixes of one ranking.
+        sizes = ",".join(map(str, self._plan.sizes))
+        self._question("vocab", sequence, [f"{name}|{sizes}" for name in names], self._vocabulary)
+
+    def collect(self) -> Simulated:
+        """Write the tables of all cells of the plan, the summary, and the shown tokens."""
+        start, results = time.perf_counter(), self._results
+        tables = {"kv": schema.KV_RESULTS, "vocab": schema.VOCAB_RESULTS}
+        rows = {name: results.read_cells(self._keys[name], tables[name]) for name in tables}
+        for name, table in tables.items():
+            results.write_table(table, rows[name])
+        summary = summarise(_plain(rows["kv"]), _plain(rows["vocab"]), seed=self._plan.seed)
+        num_rows = len(summary["mean"])
+        results.write_table(schema.SUMMARY, schema.SUMMARY.build(num_rows, summary))
+        self._write_shown()
+        self._time("collecting", None, 0, start)
+        columns = {name: [row[name] for row in self._timings] for name in self._timings[0]}
+        results.write_table(schema.TIMINGS, schema.TIMINGS.build(len(self._timings), columns))
+        results.write_run(skipped=self.skipped, failed=self.failed)
+        found = sum(map(len, self._keys.values())) - self._computed
+        return Simulated(
+            results.path, self._computed, found, tuple(self.skipped), tuple(self.failed)
+        )
+
+    def _question(
+        self,
+        question: str,
+        sequence: pd.Series[Any],
+        names: list[str],
+        compute: Callable[[pd.Series[Any], list[str]], dict[str, pa.Table]],
+    ) -> None:
+        """Answer one question on one sequence: compute missing cells, note skips and failures."""
+        sequence_id = str(sequence["sequence_id"])
+        keys = {
+            name: self._plan.key(self._trace.manifest["run_id"], question, sequence_id, name)
+            for name in names
+        }
+        missing = [name for name in names if not self._results.has(keys[name])]
+        start = time.perf_counter()
+        made: Mapping[str, pa.Table] = {}
+        if missing:
+            try:
+                made = compute(sequence, missing)
+            except (TracekitError, ArithmeticError, ValueError, RuntimeError) as error:
+                cell = f"{question} of {sequence_id}"
+                self.failed.append({"cell": cell, "why": f"{type(error).__name__}: {error}"})
+                missing = []
+        for name, rows in made.items():
+            self._results.write_cell(keys[name], rows)
+        self._computed += len(made)
+        if made:
+            self._time(question, sequence_id, len(made), start)
+        for name in missing:
+            if name not in made:
+                why = "the sequence has no such eviction point, or nothing to score after it"
+                self.skipped.append({"what": name, "sequence_id": sequence_id, "why": why})
+        self._keys[question] += [keys[name] for name in names if self._results.has(keys[name])]
+
+    def _kv(self, sequence: pd.Series[Any], missing: list[str]) -> dict[str, pa.Table]:
+        families = [
+            [policy for policy in family if policy.text in missing]
+            for family in self._plan.families
+        ]
+        columns = replay_sequence(
+            self._trace,
+            sequence,
+            [family for family in families if family],
+            spans_of(sequence),
+            seed=int(sequence["seed"]) ^ self._plan.seed,
+            bytes_per_number=self._plan.bytes_per_number,
+        )
+        return {
+            text: schema.KV_RESULTS.build(len(one["layer"]), one) for text, one in columns.items()
+        }
+
+    def _vocabulary(self, sequence: pd.Series[Any], missing: list[str]) -> dict[str, pa.Table]:
+        if self._vocab is None:
+            self._vocab = VocabReplay(self._trace)
+        wanted = {name.split("|")[0]: name for name in missing}
+        estimators = [one for one in self._plan.estimators if one.text in wanted]
+        columns = self._vocab.sequence(sequence, estimators, self._plan.sizes)
+        return {
+            wanted[text]: schema.VOCAB_RESULTS.build(len(one["size"]), one)
+            for text, one in columns.items()
+        }
+
+    def _write_shown(self) -> None:
+        texts = self._trace.vocabulary()["text"].to_numpy(dtype=object)
+        parts = [shown_tokens(self._trace, name, texts) for name in choose_sequences(self._trace)]
+        rows = pa.concat_tables(parts) if parts else schema.SHOWN.schema.empty_table()
+        self._results.write_table(schema.SHOWN, rows)
+
+    def _time(self, what: str, sequence_id: str | None, num_cells: int, start: float) -> None:
+        self._timings.append(
+            {
+                "what": what,
+                "sequence_id": sequence_id,
+                "num_cells": num_cells,
+                "wall_s": time.perf_counter() - start,
+            }
+        )
+
+
+def spans_of(sequence: pd.Series[Any]) -> Spans:
+    """Return where a recorded sequence's context, prompt and turns end."""
+    context_end = sequence["context_end"]
+    return Spans(
+        context_end=None if pd.isna(context_end) else int(context_end),
+        prompt_end=int(sequence["prompt_end"]),
+        turn_ends=tuple(int(end) for end in sequence["turn_ends"]),
+        num_tokens=int(sequence["num_tokens"]),
+    )
+
+
+def _plain(rows: pa.Table) -> pd.DataFrame:
+    """Return a frame with texts as objects rather than categories."""
+    frame: pd.DataFrame = rows.to_pandas()
+    texts = frame.select_dtypes("category").columns
+    return frame.astype(dict.fromkeys(texts, object))
+
+
+def _check_capture(trace: Trace, plan: Plan) -> None:
+    """Raise if the trace lacks what the plan needs, naming the capture that has it."""
+    if plan.families and trace.capture != "qkv":
+        msg = (
+            f"KV replay needs queries, keys and values: {trace.path} was recorded with --capture "
+            f"{trace.capture}, record it with --capture qkv, or name --vocab alone."
+        )
+        raise TraceError(msg)
+    if plan.estimators and trace.capture == "steps":
+        msg = (
+            f"vocabulary replay needs final hidden states: {trace.path} was recorded with "
+            "--capture steps, record it with --capture hidden or qkv."
+        )
+        raise TraceError(msg)
+
+
+def _manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
+    means = _mean_entropy(trace)
+    columns = (
+        "sequence_id prompt_id domain num_tokens context_end prompt_end finish_reason text_source"
+    )
+    sequences = [
+        {name: _json(row[name]) for name in columns.split()}
+        | {"mean_entropy_nats": _json(means.get(row["sequence_id"], np.nan))}
+        for _, row in trace.sequences.iterrows()
+    ]
+    names = ("run_id", "created", "host", "versions")
+    return {
+        "schema_version": schema.SCHEMA_VERSION,
+        "tracekit_version": version("tracekit"),
+        "versions": {name: version(name) for name in ("tracekit", "torch", "numpy", "pyarrow")},
+        "command": sys.argv,
+        "seed": plan.seed,
+        "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "trace": {
+            "path": str(trace.path),
+            "capture": trace.capture,
+            "sampler": trace.manifest["settings"]["sampler"],
+            "spec": trace.spec.to_json(),
+            **{name: trace.manifest[name] for name in names},
+        },
+        "sequences": sequences,
+        "plan": plan.to_json(),
+        "skipped": [],
+        "failed": [],
+    }
+
+
+def _mean_entropy(trace: Trace) -> dict[str, float]:
+    """Return the mean entropy of the generated steps, by sequence."""
+    steps = trace.table("steps", columns=["sequence_id", "position", "entropy_nats"])
+    ends = trace.sequences.set_index("sequence_id")["prompt_end"]
+    ids = steps["sequence_id"].astype(str)
+    made = steps["position"].to_numpy() >= ids.map(ends).to_numpy()
+    means = steps[made].groupby(ids[made])["entropy_nats"].mean()
+    return {str(name): float(mean) for name, mean in means.items()}
+
+
+def _json(value: Any) -> Any:
+    """Return a plain value, missing numbers as None."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return None
+    return value.item() if isinstance(value, np.generic) else value

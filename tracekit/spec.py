@@ -1,0 +1,204 @@
+"""What a replay must know about a model, and nothing else: shapes, scales, caps, windows, sinks.
+
+Specs are read from a loaded model by ``model/read_spec.py`` (by watching a short forward pass, not
+by believing the config) and travel in ``trace.json``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+LayerKind = Literal["full", "sliding", "linear", "shared", "untapped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeSpec:
+    """Rotary position embedding of one group of layers.
+
+    Parameters
+    ----------
+    kind
+        transformers' ``rope_type``: ``default``, ``linear``, ``dynamic``, ``yarn``, ``longrope``...
+    theta
+        Base of the frequencies.
+    inv_freq
+        Inverse frequencies (radians a token), as used for short sequences; its length is half the
+        rotated part of a head.
+    attention_scaling
+        Factor on cos and sin (1.0 unless YaRN or LongRoPE).
+    """
+
+    kind: str
+    theta: float
+    inv_freq: tuple[float, ...]
+    attention_scaling: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """One decoder layer, as the attention function and the cache show it.
+
+    Parameters
+    ----------
+    index
+        Layer number, 0 at the input.
+    kind
+        ``full`` and ``sliding`` hold keys of their own; ``shared`` reads those of ``owner``;
+        ``linear`` has a recurrent state and no keys; ``untapped`` has attention that cannot be seen.
+    num_heads, num_kv_heads
+        Query heads H and key-value heads G; 0 where there is no attention.
+    head_dim, value_dim
+        Size of a key and of a value, in numbers.
+    scale
+        Factor on the product of query and key, before soft-cap and softmax.
+    window
+        Tokens that a query may see in a sliding layer, its own included; None in others.
+    softcap
+        Soft-cap of the attention logits; None where there is none.
+    sinks
+        Learned sink logits, one a query head (gpt-oss); None where there are none.
+    owner
+        Layer whose keys a ``shared`` layer reads.
+    rope
+        Name of the rotary embedding in ``ModelSpec.ropes``; None for layers without.
+    refusal
+        Why the attention of this layer cannot be replayed (the self-check's words); None if it can.
+    """
+
+    index: int
+    kind: LayerKind
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    value_dim: int = 0
+    scale: float = 1.0
+    window: int | None = None
+    softcap: float | None = None
+    sinks: tuple[float, ...] | None = None
+    owner: int | None = None
+    rope: str | None = None
+    refusal: str | None = None
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key-value head; query head h reads KV head h // group_size."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def holds_keys(self) -> bool:
+        """Whether this layer has cache entries of its own."""
+        return self.kind in ("full", "sliding")
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers that one token adds to this layer's cache."""
+        return self.num_kv_heads * (self.head_dim + self.value_dim) if self.holds_keys else 0
+
+    def entries(self, num_tokens: int) -> int:
+        """Return the cache entries a head holds after ``num_tokens`` tokens."""
+        if not self.holds_keys:
+            return 0
+        return num_tokens if self.window is None else min(num_tokens, self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSpec:
+    """The language-model head: logits = softcap(scale * (W h + b)).
+
+    Parameters
+    ----------
+    num_rows
+        Rows of W: the width of the logits, padded rows included.
+    hidden_size
+        Size of the final hidden state.
+    has_bias
+        Whether there is a bias b.
+    scale
+        Factor on the product (Cohere, Granite); 1.0 elsewhere.
+    softcap
+        Final soft-cap (Gemma 2); None elsewhere.
+    is_tied
+        Whether W is the input embedding.
+    """
+
+    num_rows: int
+    hidden_size: int
+    has_bias: bool = False
+    scale: float = 1.0
+    softcap: float | None = None
+    is_tied: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A model as the recorder and the engines see it.
+
+    Parameters
+    ----------
+    name
+        What the user asked for: a hub id, a folder, a file, or a built-in name.
+    revision
+        Commit or content hash of the weights' source; None for a local folder.
+    model_type
+        transformers' ``model_type``.
+    fingerprint
+        SHA-256 over config and weights; replay refuses a model with another one.
+    dtype
+        Type in which the model computes: ``float32``, ``bfloat16``, ``float16``.
+    layers
+        All decoder layers, in order.
+    head
+        The language-model head.
+    ropes
+        Rotary embeddings by name.
+    num_tokens
+        Entries of the tokenizer (``head.num_rows`` may be larger: padding).
+    max_positions
+        Longest sequence that the positions were made for; None if unbounded.
+    attention
+        Attention implementation in use: ``sdpa``, ``eager``...
+    """
+
+    name: str
+    revision: str | None
+    model_type: str
+    fingerprint: str
+    dtype: str
+    layers: tuple[LayerSpec, ...]
+    head: HeadSpec
+    ropes: dict[str, RopeSpec]
+    num_tokens: int
+    max_positions: int | None
+    attention: str
+
+    @property
+    def kv_numbers_per_token(self) -> int:
+        """Numbers that one token adds to the whole cache, windows aside."""
+        return sum(layer.numbers_per_token for layer in self.layers)
+
+    def kv_bytes(self, num_tokens: int, *, bytes_per_number: int = 2) -> int:
+        """Return the bytes of the full cache after ``num_tokens`` tokens (sliding layers: min)."""
+        return bytes_per_number * sum(
+            layer.entries(num_tokens) * layer.numbers_per_token for layer in self.layers
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dictionary for ``trace.json``."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ModelSpec:
+        """Build the spec back from ``to_json``."""
+        layers = tuple(
+            LayerSpec(
+                **{**layer, "sinks": None if layer["sinks"] is None else tuple(layer["sinks"])}
+            )
+            for layer in data["layers"]
+        )
+        ropes = {
+            name: RopeSpec(**{**rope, "inv_freq": tuple(rope["inv_freq"])})
+            for name, rope in data["ropes"].items()
+        }
+        head = HeadSpec(**data["head"])
+        return cls(**{**data, "layers": layers, "ropes": ropes, "head": head})

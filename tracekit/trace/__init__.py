@@ -1,0 +1,1 @@
+"""A recorded run on disk: shards of Parquet, written crash-safe, read lazily."""

@@ -1,0 +1,57 @@
+"""Names of files and folders of a trace, and small writes that are whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MANIFEST = "trace.json"
+WEIGHTS = "weights.safetensors"
+VOCABULARY = "vocab.parquet"
+SHARDS = "shards"
+OPEN = ".open"
+LOCK = ".lock"
+
+FILES_KEY = b"tracekit.files"
+"""Footer key of ``sequences.parquet``: names, sizes and SHA-256 of the shard's other files."""
+
+CAPTURES = ("steps", "hidden", "qkv")
+"""Capture levels, each containing the one before."""
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write a JSON file through a temporary name, fsync and rename: whole, or the old one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(data, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make a closed file's content durable."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames inside a folder durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,237 @@
+"""Read a trace: tables as pandas, tensor blocks as numpy, each only when asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tracekit.errors import TraceError, UsageError
+from tracekit.registry import unknown
+from tracekit.schema import SHARD_TABLES
+from tracekit.spec import ModelSpec
+from tracekit.trace import layout
+from tracekit.trace.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A recorded tensor of one sequence.
+
+    Parameters
+    ----------
+    data
+        The numbers: final hidden states [T, E]; queries [H, T, D]; keys and values [G, T, D].
+        bfloat16 comes as its bits in uint16 (numpy has no such type).
+    dtype
+        ``float32``, ``float16`` or ``bfloat16``; ``measure.tensors.to_torch`` reads both fields.
+    """
+
+    data: np.ndarray
+    dtype: str
+
+
+class Trace:
+    """A recorded run.
+
+    Opening reads ``trace.json`` alone.
+
+    Parameters
+    ----------
+    path
+        Folder of the trace.
+
+    Raises
+    ------
+    TraceError
+        If the folder is no trace or of another schema version.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.manifest: dict[str, Any] = read_manifest(self.path)
+        self.spec = ModelSpec.from_json(self.manifest["model"])
+        self.capture: str = self.manifest["settings"]["capture"]
+        self._files: dict[Path, pq.ParquetFile] = {}
+        self._indices: dict[Path, pd.DataFrame] = {}
+
+    def __repr__(self) -> str:
+        return f"Trace({str(self.path)!r}: {self.spec.name}, {len(self.sequences)} sequences)"
+
+    @cached_property
+    def shards(self) -> list[Path]:
+        """Folders of the closed shards, in order."""
+        return sorted((self.path / layout.SHARDS).glob("[0-9]*"))
+
+    @cached_property
+    def sequences(self) -> pd.DataFrame:
+        """The table of sequences (``schema.SEQUENCES``), in the order of recording."""
+        frames = [_read(shard / "sequences.parquet").to_pandas() for shard in self.shards]
+        columns = [c.name for c in SHARD_TABLES[0].columns]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+
+    @property
+    def sequence_ids(self) -> list[str]:
+        """Ids of the sequences, in the order of recording."""
+        return [str(name) for name in self.sequences["sequence_id"]]
+
+    def table(
+        self,
+        name: str,
+        *,
+        sequence_id: str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> pd.DataFrame:
+        """Return a table of the trace (``schema.SHARD_TABLES``).
+
+        Parameters
+        ----------
+        name
+            ``tokens``, ``steps``, ``kv``, ``attention``, ``keys``.
+        sequence_id
+            Read the rows of this sequence only.
+        columns
+            Read these columns only.
+
+        Raises
+        ------
+        UsageError
+            If there is no such table or sequence.
+        TraceError
+            If this trace was captured without it.
+        """
+        known = [table.name for table in SHARD_TABLES if table.name not in ("sequences", "tensors")]
+        if name not in known:
+            raise UsageError(unknown("table", name, known))
+        shards = self.shards if sequence_id is None else [self._shard_of(sequence_id)]
+        paths = [shard / f"{name}.parquet" for shard in shards]
+        if missing := [path for path in paths if not path.exists()]:
+            msg = f"{missing[0]} is missing: the trace was recorded with --capture {self.capture}."
+            raise TraceError(msg)
+        ids = self.sequence_ids if sequence_id is None else [sequence_id]
+        only = None if sequence_id is None else [("sequence_id", "=", sequence_id)]
+        parts = [_read(path, columns=columns, filters=only) for path in paths]
+        frame: pd.DataFrame = pa.concat_tables(parts, promote_options="permissive").to_pandas()
+        if "sequence_id" in frame:
+            # Rows of sequences that never ended are in the files, but in no reader's table.
+            frame = frame[frame["sequence_id"].isin(ids)].reset_index(drop=True)
+        return frame
+
+    def vocabulary(self) -> pd.DataFrame:
+        """Return the table of tokens (``schema.VOCAB``): bytes, readable text, class."""
+        frame: pd.DataFrame = _read(self.path / layout.VOCABULARY).to_pandas()
+        return frame
+
+    @property
+    def weights_path(self) -> Path:
+        """File of the language-model head, or TraceError if it was not stored."""
+        path = self.path / layout.WEIGHTS
+        if not path.exists():
+            msg = f"{self.path} holds no {layout.WEIGHTS}; record with --head store."
+            raise TraceError(msg)
+        return path
+
+    def hidden(self, sequence_id: str) -> Block:
+        """Return the final hidden states [T, E]; row t predicts token t + 1."""
+        return self._joined(sequence_id, -1, ("hidden",), axis=0)["hidden"]
+
+    def attention_inputs(self, sequence_id: str, layer: int) -> dict[str, Block]:
+        """Return ``query`` [H, T, D], ``key`` and ``value`` [G, T, D] of one layer, post-RoPE."""
+        return self._joined(sequence_id, layer, ("query", "key", "value"), axis=1)
+
+    def stored_layers(self, sequence_id: str) -> list[int]:
+        """Return the layers whose queries, keys and values are stored."""
+        index = self._index(self._shard_of(sequence_id))
+        layers = index.loc[index["sequence_id"] == sequence_id, "layer"].unique()
+        return sorted(int(layer) for layer in layers if layer >= 0)
+
+    def _joined(
+        self, sequence_id: str, layer: int, kinds: Sequence[str], *, axis: int
+    ) -> dict[str, Block]:
+        shard = self._shard_of(sequence_id)
+        index = self._index(shard)
+        rows = index[(index["sequence_id"] == sequence_id) & (index["layer"] == layer)]
+        rows = rows.sort_values("first_position")
+        if rows.empty:
+            what = f"layer {layer}" if layer >= 0 else "final hidden states"
+            msg = (
+                f"the trace holds no {', '.join(kinds)} of {sequence_id}, {what}: it was recorded "
+                f"with --capture {self.capture}."
+            )
+            raise TraceError(msg)
+        parts: dict[str, list[np.ndarray]] = {kind: [] for kind in kinds}
+        for group, members in rows.groupby("row_group", sort=False):
+            data = self._file(shard).read_row_group(int(str(group)), columns=["data"])["data"]
+            for row in members.itertuples():
+                raw = np.frombuffer(data[row.row_in_group].as_buffer(), _NUMPY[str(row.dtype)])
+                parts[str(row.kind)].append(raw.reshape(row.shape))
+        dtype = str(rows["dtype"].iloc[0])
+        return {
+            kind: Block(blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis), dtype)
+            for kind, blocks in parts.items()
+        }
+
+    def _shard_of(self, sequence_id: str) -> Path:
+        if sequence_id not in self._places:
+            raise UsageError(unknown("sequence", sequence_id, list(self._places)))
+        return self._places[sequence_id]
+
+    @cached_property
+    def _places(self) -> dict[str, Path]:
+        places: dict[str, Path] = {}
+        for shard in self.shards:
+            ids = _read(shard / "sequences.parquet", columns=["sequence_id"])
+            places.update(dict.fromkeys(ids["sequence_id"].to_pylist(), shard))
+        return places
+
+    def _file(self, shard: Path) -> pq.ParquetFile:
+        if shard not in self._files:
+            path = shard / "tensors.parquet"
+            if not path.exists():
+                msg = f"{path} is missing: the trace was recorded with --capture {self.capture}."
+                raise TraceError(msg)
+            self._files[shard] = pq.ParquetFile(path, memory_map=True)
+        return self._files[shard]
+
+    def _index(self, shard: Path) -> pd.DataFrame:
+        """Return the key columns of a shard's tensors and the row group of each row."""
+        if shard not in self._indices:
+            file = self._file(shard)
+            names = ["sequence_id", "kind", "layer", "first_position", "shape", "dtype"]
+            frame = file.read(columns=names).to_pandas()
+            sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            frame["row_group"] = np.repeat(np.arange(len(sizes)), sizes)
+            frame["row_in_group"] = np.concatenate([np.arange(size) for size in sizes])
+            self._indices[shard] = frame
+        return self._indices[shard]
+
+
+def _read(
+    path: Path,
+    *,
+    columns: Sequence[str] | None = None,
+    filters: list[tuple[str, str, str]] | None = None,
+) -> pa.Table:
+    """Read a Parquet file, or say in one sentence why not."""
+    try:
+        return pq.read_table(
+            path, columns=None if columns is None else list(columns), filters=filters
+        )
+    except FileNotFoundError:
+        msg = f"{path} is missing; the trace is damaged, tracekit validate lists what is wrong."
+        raise TraceError(msg) from None
+    except (pa.ArrowInvalid, OSError) as error:
+        first = str(error).splitlines()[0]
+        msg = f"{path} cannot be read ({first}); tracekit validate lists what is wrong."
+        raise TraceError(msg) from None

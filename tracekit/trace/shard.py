@@ -1,0 +1,154 @@
+"""One open shard: whole sequences, written beside the trace and renamed into it when closed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tracekit import schema
+from tracekit.trace import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+TENSOR_KEYS = ["sequence_id", "kind", "layer", "probe", "first_position"]
+
+ROW_GROUP_BYTES = 16 << 20
+"""Rows of a table other than tensors wait until so many bytes, or their sequence's end."""
+
+
+class Shard:
+    """A shard being written in ``TRACE/.open/NUMBER``.
+
+    Rows of a sequence reach the disk as they come; ``end_sequence`` makes the sequence part of the
+    shard. Rows of a sequence that never ended stay in the files and are seen by no reader, since
+    ``sequences.parquet`` does not name it.
+
+    Parameters
+    ----------
+    trace
+        Folder of the trace.
+    number
+        Number of the shard.
+    """
+
+    def __init__(self, trace: Path, number: int) -> None:
+        self._folder = trace / layout.OPEN / f"{number:05d}"
+        self._target = trace / layout.SHARDS / f"{number:05d}"
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._waiting: dict[str, list[pa.Table]] = {}
+        self._sequences: list[pa.Table] = []
+        self.num_bytes = 0
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that have ended."""
+        return len(self._sequences)
+
+    def append(self, table: schema.Table, num_rows: int, columns: Mapping[str, Any]) -> None:
+        """Add rows of one table; tensors are written at once, as a row group of their own."""
+        rows = table.build(num_rows, columns)
+        self.num_bytes += rows.nbytes
+        waiting = self._waiting.setdefault(table.name, [])
+        waiting.append(rows)
+        if table is schema.TENSORS or sum(part.nbytes for part in waiting) >= ROW_GROUP_BYTES:
+            self._write(table.name)
+
+    def append_blocks(
+        self,
+        sequence_id: str,
+        layer: int,
+        first_position: int,
+        blocks: Mapping[str, np.ndarray],
+        dtype: str,
+    ) -> None:
+        """Write the tensors of one layer and one stretch of positions as one row group.
+
+        Parameters
+        ----------
+        sequence_id, layer, first_position
+            Where the blocks belong; layer -1 is the final hidden state.
+        blocks
+            By kind; bfloat16 comes as its bits in uint16.
+        dtype
+            ``float32``, ``float16`` or ``bfloat16``.
+        """
+        arrays = {kind: np.ascontiguousarray(block) for kind, block in blocks.items()}
+        columns = {
+            "sequence_id": sequence_id,
+            "kind": list(arrays),
+            "layer": layer,
+            "first_position": first_position,
+            "shape": [list(array.shape) for array in arrays.values()],
+            "dtype": dtype,
+            "data": _binary(list(arrays.values())),
+        }
+        self.append(schema.TENSORS, len(arrays), columns)
+
+    def end_sequence(self, columns: Mapping[str, Any]) -> None:
+        """Enter a finished sequence."""
+        for name in list(self._waiting):
+            self._write(name)
+        self._sequences.append(schema.SEQUENCES.build(1, columns))
+
+    def close(self) -> None:
+        """Make the shard part of the trace: fsync every file, then rename the folder."""
+        for writer in self._writers.values():
+            writer.close()
+        files = {}
+        for path in sorted(self._folder.iterdir()):
+            layout.sync_file(path)
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": layout.sha256(path)}
+        rows = pa.concat_tables(self._sequences)
+        rows = rows.replace_schema_metadata({layout.FILES_KEY: json.dumps(files)})
+        path = self._folder / "sequences.parquet"
+        pq.write_table(rows, path, compression="zstd")
+        layout.sync_file(path)
+        layout.sync_folder(self._folder)
+        self._target.parent.mkdir(exist_ok=True)
+        self._folder.rename(self._target)
+        layout.sync_folder(self._target.parent)
+
+    def discard(self) -> None:
+        """Drop the shard and what it holds."""
+        self._waiting.clear()
+        for writer in self._writers.values():
+            # A full disk fails the footer too; the folder goes either way.
+            try:
+                writer.close()
+            except OSError:
+                continue
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, name: str) -> None:
+        """Write the rows of a table that wait."""
+        rows = pa.concat_tables(self._waiting.pop(name)).unify_dictionaries()
+        if name not in self._writers:
+            path = self._folder / f"{name}.parquet"
+            self._writers[name] = pq.ParquetWriter(path, rows.schema, **_options(rows.schema, name))
+        self._writers[name].write_table(rows)
+
+
+def _options(rows: pa.Schema, name: str) -> dict[str, Any]:
+    """Return writer options: tensors as they are, numbers without dictionaries, texts with."""
+    if name == schema.TENSORS.name:
+        return {"compression": "none", "use_dictionary": False, "write_statistics": TENSOR_KEYS}
+    texts = [column.name for column in rows if pa.types.is_dictionary(column.type)]
+    return {"compression": "zstd", "compression_level": 1, "use_dictionary": texts}
+
+
+def _binary(arrays: list[np.ndarray]) -> pa.Array:
+    """Return contiguous arrays as one large_binary column; the bytes are copied once."""
+    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+    np.cumsum([array.nbytes for array in arrays], out=offsets[1:])
+    data = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(arrays), buffers)

@@ -1,0 +1,201 @@
+"""Check a trace wholly: files, checksums, schemas, counts, physics, ids, decoded text, tensors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tracekit import schema
+from tracekit.errors import TracekitError
+from tracekit.trace import layout
+from tracekit.trace.reader import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import pandas as pd
+
+FREE_ENERGY_TOLERANCE = 1e-5
+"""Largest |F - (U - T S)|, relative to the terms: the columns are float32."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong, and where."""
+
+    where: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was checked and what is wrong."""
+
+    num_shards: int
+    num_sequences: int
+    num_steps: int
+    problems: tuple[Problem, ...]
+
+
+def validate(path: Path) -> Validation:
+    """Return what is wrong with a trace.
+
+    Parameters
+    ----------
+    path
+        Folder of the trace.
+
+    Raises
+    ------
+    TraceError
+        If it is no trace at all, so that nothing can be checked.
+    """
+    trace = Trace(path)
+    problems = [problem for shard in trace.shards for problem in _shard(shard)]
+    num_sequences = num_steps = 0
+    # A recording killed before its first sequence may lack the vocabulary; going on writes it.
+    if not problems and len(trace.sequences):
+        texts = trace.vocabulary()
+        for _, sequence in trace.sequences.iterrows():
+            num_sequences += 1
+            num_steps += int(sequence["num_tokens"]) - 1
+            problems += _sequence(trace, sequence, texts)
+    return Validation(len(trace.shards), num_sequences, num_steps, tuple(problems))
+
+
+def _shard(shard: Path) -> Iterator[Problem]:
+    """Yield what is wrong with the files of one shard."""
+    listing = shard / "sequences.parquet"
+    try:
+        files = json.loads(pq.read_schema(listing).metadata[layout.FILES_KEY])
+    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+        yield Problem(str(listing), f"cannot be read ({type(error).__name__})")
+        return
+    schemas = {table.name: table.schema for table in schema.SHARD_TABLES}
+    for name, known in files.items():
+        path = shard / name
+        if not path.exists():
+            yield Problem(str(path), "is missing")
+        elif path.stat().st_size != known["bytes"]:
+            size = path.stat().st_size
+            yield Problem(str(path), f"has {size} bytes, {known['bytes']} were written")
+        elif layout.sha256(path) != known["sha256"]:
+            yield Problem(str(path), "has another SHA-256 than was written")
+        elif not pq.read_schema(path).equals(schemas[path.stem]):
+            yield Problem(str(path), "has another schema than this version writes")
+
+
+def _sequence(trace: Trace, sequence: pd.Series[Any], vocabulary: pd.DataFrame) -> list[Problem]:
+    """Return what is wrong with one sequence; each check says where it failed."""
+    where = f"{trace.path}: sequence {sequence['sequence_id']}"
+    checks: list[Callable[[], Iterator[str]]] = [
+        lambda: _tokens(trace, sequence, vocabulary),
+        lambda: _steps(trace, sequence),
+        lambda: _cache(trace, sequence),
+        lambda: _attention(trace, sequence),
+        lambda: _tensors(trace, sequence),
+    ]
+    found = []
+    for check in checks:
+        try:
+            found += [Problem(where, what) for what in check()]
+        except TracekitError as error:
+            found.append(Problem(where, str(error)))
+    return found
+
+
+def _tokens(trace: Trace, sequence: pd.Series[Any], vocabulary: pd.DataFrame) -> Iterator[str]:
+    tokens = trace.table("tokens", sequence_id=sequence["sequence_id"])
+    count = int(sequence["num_tokens"])
+    if list(tokens["position"]) != list(range(count)):
+        yield f"tokens: positions are not 0 .. {count - 1}"
+    ids = tokens["token_id"].to_numpy()
+    if outside := int(((ids < 0) | (ids >= len(vocabulary))).sum()):
+        yield f"tokens: {outside} ids are outside the vocabulary"
+        return
+    made = vocabulary.loc[ids[tokens["is_generated"].to_numpy()]]
+    pieces = made.loc[made["class"] != "special", "piece"].dropna()
+    text = b"".join(pieces).decode("utf-8", errors="replace")
+    # Tokenizers of the sentencepiece family write a word's space before it, also before the first.
+    if text.lstrip(" ") != str(sequence["text"]).lstrip(" "):
+        yield "tokens: the generated ids do not spell the recorded text"
+
+
+def _steps(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:
+    steps = trace.table("steps", sequence_id=sequence["sequence_id"])
+    count = int(sequence["num_tokens"])
+    if list(steps["position"]) != list(range(1, count)):
+        yield f"steps: positions are not 1 .. {count - 1}"
+    free, internal = steps["free_energy"], steps["internal_energy"]
+    heat = steps["temperature"] * steps["entropy_nats"]
+    gap = (free - (internal - heat)).abs()
+    size = free.abs() + internal.abs() + heat.abs() + 1e-3
+    if bad := int((gap > FREE_ENERGY_TOLERANCE * size).sum()):
+        yield f"steps: {bad} rows break F = U - T S"
+    limit = np.log(trace.spec.head.num_rows) * (1 + 1e-6)
+    if bad := int(((steps["entropy_nats"] < 0) | (steps["entropy_nats"] > limit)).sum()):
+        yield f"steps: {bad} entropies are outside [0, ln V]"
+    if bad := int(((steps["rank"] < 0) | (steps["rank"] >= trace.spec.head.num_rows)).sum()):
+        yield f"steps: {bad} ranks are outside the vocabulary"
+    flagged = steps["nonfinite"] > 0
+    if bad := int((steps["entropy_nats"].isna() & ~flagged).sum()):
+        yield f"steps: {bad} rows have no entropy though their logits are finite"
+
+
+def _cache(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:
+    rows = trace.table("kv", sequence_id=sequence["sequence_id"])
+    by_pass = rows.groupby("position")["logical_bytes"].sum()
+    steps = trace.table("steps", sequence_id=sequence["sequence_id"])
+    known = steps.set_index("position")["kv_bytes"].dropna()
+    known = known[known > 0]
+    if not by_pass.reindex(known.index).eq(known).all():
+        yield "kv: the bytes of the layers do not add up to those of the steps"
+    if (rows["resident_bytes"] < rows["logical_bytes"]).any():
+        yield "kv: fewer bytes are resident than the entries have"
+
+
+def _attention(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:
+    if trace.capture == "steps" or not _seen(trace):
+        return
+    rows = trace.table("attention", sequence_id=sequence["sequence_id"])
+    passed = int(sequence["num_tokens"]) - 1
+    for layer, part in rows.groupby("layer"):
+        heads = trace.spec.layers[int(str(layer))].num_heads
+        if len(part) != heads * passed:
+            yield f"attention: layer {layer} has {len(part)} rows, not {heads} x {passed}"
+    masses = rows[["sink_mass", "window_mass", "top_mass"]]
+    if bad := int(((masses < -1e-5) | (masses > 1 + 1e-4)).any(axis=1).sum()):
+        yield f"attention: {bad} rows have a mass outside [0, 1]"
+    if bad := int((rows["effective_keys"] > rows["query"] + 1.01).sum()):
+        yield f"attention: {bad} rows have more effective keys than keys"
+
+
+def _tensors(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:
+    sequence_id = str(sequence["sequence_id"])
+    passed = int(sequence["num_tokens"]) - 1
+    if trace.capture == "steps":
+        return
+    hidden = trace.hidden(sequence_id).data
+    if hidden.shape != (passed, trace.spec.head.hidden_size):
+        yield f"tensors: final hidden states have shape {hidden.shape}"
+    if not np.isfinite(hidden).all():
+        yield "tensors: final hidden states are not all finite"
+    if trace.capture != "qkv":
+        return
+    for index in trace.stored_layers(sequence_id):
+        layer = trace.spec.layers[index]
+        for kind, block in trace.attention_inputs(sequence_id, index).items():
+            heads = layer.num_heads if kind == "query" else layer.num_kv_heads
+            if block.data.shape[:2] != (heads, passed):
+                yield f"tensors: {kind} of layer {index} has shape {block.data.shape}"
+
+
+def _seen(trace: Trace) -> bool:
+    """Whether any layer's attention can be seen."""
+    return any(one.num_heads and one.refusal is None for one in trace.spec.layers)

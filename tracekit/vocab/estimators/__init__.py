@@ -1,0 +1,1 @@
+"""Candidate-set estimators, one file each; adding one is adding a file."""
