@@ -287,6 +287,7 @@ KV_RESULTS = Table(
         Column("state_bytes", _F64, "bytes", "what the policy itself must keep, mean over steps"),
         Column("num_evicted", _I64, "entries", "entries evicted by the end, over layers and heads"),
         Column("is_clipped", _BOOL, "", "the budget was smaller than what was to be protected"),
+        Column("is_clamped", _BOOL, "", "the budget was larger than what the full cache held"),
         Column("output_error", _F32, "", "relative L2 of the attention output over scored rows"),
         Column("output_cosine", _F32, "", "mean cosine of pruned and full attention output"),
         Column("mass_kept", _F32, "", "recorded attention mass on the kept keys, mean over rows"),

@@ -132,7 +132,7 @@ def _results(folder: Path) -> tuple[dict[str, Any], str]:
         rows = json.loads(_records(chosen))
     for question, measures in (
         ("kv", ["output_error", "mass_kept"]),
-        ("vocab", ["hit_argmax", "hit_chosen", "mass", "cost_frac"]),
+        ("vocab", ["hit_argmax", "mass", "cost_frac"]),
     ):
         by_name: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
         for row in rows:
@@ -142,7 +142,12 @@ def _results(folder: Path) -> tuple[dict[str, Any], str]:
             continue
         x_name = "kept_frac" if question == "kv" else "size"
         cells = [
-            [name, number(x), *(_interval(found.get(one)) for one in measures), _n(found)]
+            [
+                name,
+                f"{x:.0f}" if question == "vocab" else number(x),
+                *(_interval(found.get(one)) for one in measures),
+                _n(found),
+            ]
             for (name, x), found in sorted(by_name.items())
         ]
         title = f"{question}, level {next(iter(next(iter(by_name.values())).values()))['level']}"
@@ -156,7 +161,7 @@ def _interval(row: dict[str, Any] | None) -> str:
 
     if row is None:
         return "-"
-    if row["low"] is None:
+    if row["low"] is None or row["measure"] == "cost_frac":
         return number(row["mean"])
     return f"{number(row['mean'])} [{number(row['low'])}, {number(row['high'])}]"
 

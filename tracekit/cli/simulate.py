@@ -76,7 +76,7 @@ def simulate(
         kv or (None if not vocab else []),
         vocab or (None if not kv else []),
         kept=_numbers("--kept", kept, float),
-        sizes=_numbers("--sizes", sizes, int),
+        sizes=[int(size) for size in _numbers("--sizes", sizes, int)],
         level=level,
         seed=seed,
         bytes_per_number=kv_bytes,
@@ -100,7 +100,7 @@ def simulate(
         raise CellsFailedError(msg)
 
 
-def _numbers(flag: str, text: str, kind: type[float | int]) -> list[float] | list[int]:
+def _numbers(flag: str, text: str, kind: type[float | int]) -> list[float]:
     """Return comma-separated numbers."""
     from tracekit.errors import UsageError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ DTYPES: dict[str, Any] = {
     "float16": torch.float16,
 }
 """Types in which a model can compute; auto is the type of the stored weights."""
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+"""What may be a hub id: a name, or an owner and a name; anything else is a path."""
 
 _HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 _HUB_NOT = ["*/*", "consolidated*"]
@@ -135,6 +139,9 @@ def _find(name: str, *, trust_remote_code: bool, say: Callable[[str], None]) -> 
         return _Source(path, None)
     if path.exists():
         msg = f"{name} is a file; give a model's folder, a .gguf file, or a hub id."
+        raise InputError(msg)
+    if not _HUB_ID.fullmatch(name):
+        msg = f"there is no model folder or file {name}; check the path."
         raise InputError(msg)
     say(f"looking for {name} on the hub")
     folder = _fetch(name, trust_remote_code=trust_remote_code)

@@ -344,7 +344,8 @@ def _manifest(loaded: LoadedModel, file: PromptFile, options: RecordOptions) -> 
 
 def _notes(loaded: LoadedModel, options: RecordOptions) -> list[str]:
     """Return what the user should know before the run: what this model cannot give."""
-    spec, notes = loaded.spec, []
+    spec = loaded.spec
+    notes: list[str] = []
     if options.capture == "steps":
         return notes
     seen = [layer for layer in spec.layers if layer.num_heads and layer.refusal is None]

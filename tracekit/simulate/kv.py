@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pandas as pd
+    import pyarrow as pa
 
     from tracekit.kv.policy import Policy
     from tracekit.kv.replay import Replay
@@ -41,6 +42,7 @@ class _Tally:
     mass_G: list[np.ndarray] = field(default_factory=list)
     num_evicted_G: list[np.ndarray] = field(default_factory=list)
     is_clipped: bool = False
+    is_clamped: bool = False
 
     def add(self, layer: LayerSpec, result: Replay, n: int, at: int) -> None:
         """Take layer number ``at`` of a stack for the ``n``-th policy of its family."""
@@ -53,6 +55,7 @@ class _Tally:
         self.mass_G.append(_by_group(result.mass_kept_NLHR[n, at], layer).mean((1, 2)))
         self.num_evicted_G.append(result.num_evicted_NLG[n, at])
         self.is_clipped |= bool(result.is_clipped_N[n])
+        self.is_clamped |= bool(result.is_clamped_N[n])
 
 
 def _by_group(values_HR: np.ndarray, layer: LayerSpec) -> np.ndarray:
@@ -69,8 +72,8 @@ def replay_sequence(
     *,
     seed: int,
     bytes_per_number: int,
-) -> dict[str, dict[str, Any]]:
-    """Return, by policy text, the columns of ``schema.KV_RESULTS`` on one sequence.
+) -> dict[str, pa.Table]:
+    """Return, by policy text, the rows of ``schema.KV_RESULTS`` on one sequence.
 
     Parameters
     ----------
@@ -108,7 +111,7 @@ def replay_sequence(
                     tally.add(layer, result, n, at)
     policies = {policy.text: policy for family in families for policy in family}
     return {
-        text: _columns(policies[text], tally, spans, sequence, bytes_per_number)
+        text: _rows(policies[text], tally, spans, sequence, bytes_per_number)
         for text, tally in tallies.items()
     }
 
@@ -155,26 +158,30 @@ def _shape(layer: LayerSpec) -> tuple[Any, ...]:
     )
 
 
-def _columns(
+def _rows(
     policy: Policy,
     tally: _Tally,
     spans: Spans,
     sequence: pd.Series[Any],
     bytes_per_number: int,
-) -> dict[str, Any]:
-    """Return the result columns of one policy: heads, layers, and all together."""
+) -> pa.Table:
+    """Return the result rows of one policy: heads, layers, and all together."""
     rows: list[dict[str, Any]] = []
     for at, layer in enumerate(tally.layers):
-        for kv_head in range(layer.num_kv_heads):
-            rows.append(_row(policy, tally, [(at, slice(kv_head, kv_head + 1))], bytes_per_number))
-            rows[-1] |= {"layer": layer.index, "kv_head": kv_head}
-        rows.append(_row(policy, tally, [(at, slice(None))], bytes_per_number))
-        rows[-1] |= {"layer": layer.index, "kv_head": schema.ALL}
+        parts = {head: slice(head, head + 1) for head in range(layer.num_kv_heads)}
+        parts[schema.ALL] = slice(None)
+        rows += [
+            {"layer": layer.index, "kv_head": kv_head}
+            | _measures(policy, tally, [(at, heads)], bytes_per_number)
+            for kv_head, heads in parts.items()
+        ]
     whole = [(at, slice(None)) for at in range(len(tally.layers))]
-    rows.append(_row(policy, tally, whole, bytes_per_number))
-    rows[-1] |= {"layer": schema.ALL, "kv_head": schema.ALL}
+    rows.append(
+        {"layer": schema.ALL, "kv_head": schema.ALL}
+        | _measures(policy, tally, whole, bytes_per_number)
+    )
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
-    return columns | {
+    shared = {
         "sequence_id": sequence["sequence_id"],
         "domain": sequence["domain"],
         "policy": policy.text,
@@ -185,23 +192,28 @@ def _columns(
         "bucket": length_bucket(int(sequence["num_tokens"])),
         "target_frac": policy.target_frac(spans),
         "is_clipped": tally.is_clipped,
+        "is_clamped": tally.is_clamped,
         "num_scored": len(tally.full_R[0]),
     }
+    return schema.KV_RESULTS.build(len(rows), columns | shared)
 
 
-def _row(
+def _measures(
     policy: Policy, tally: _Tally, parts: list[tuple[int, slice]], bytes_per_number: int
 ) -> dict[str, Any]:
     """Return the measures over some KV heads of some layers (``parts``: layer and heads)."""
-    held_R, full_R, padded_R, entries_R = 0.0, 0.0, 0.0, 0.0
+    held_PR, padded_PR, full_PR, entries_PR = [], [], [], []
     for at, heads in parts:
         layer = tally.layers[at]
-        held_GR = tally.held_GR[at][heads]
-        number_bytes = bytes_per_number * (layer.head_dim + layer.value_dim)
-        held_R = held_R + number_bytes * held_GR.sum(0)
-        padded_R = padded_R + number_bytes * len(held_GR) * held_GR.max(0)
-        full_R = full_R + number_bytes * len(held_GR) * tally.full_R[at]
-        entries_R = entries_R + held_GR.sum(0)
+        held_GR = tally.held_GR[at][heads].astype(np.float64)
+        entry_bytes = bytes_per_number * (layer.head_dim + layer.value_dim)
+        held_PR.append(entry_bytes * held_GR.sum(0))
+        padded_PR.append(entry_bytes * len(held_GR) * held_GR.max(0))
+        full_PR.append(entry_bytes * len(held_GR) * tally.full_R[at])
+        entries_PR.append(held_GR.sum(0))
+    held_R, padded_R, full_R, entries_R = (
+        np.sum(one, axis=0) for one in (held_PR, padded_PR, full_PR, entries_PR)
+    )
     errors = [
         np.sqrt(tally.error_sq_G[at][heads].sum() / max(tally.norm_sq_G[at][heads].sum(), 1e-300))
         for at, heads in parts
@@ -212,6 +224,7 @@ def _row(
         "kept_end_frac": float(held_R[-1] / full_R[-1]),
         "peak_frac": float(held_R.max() / full_R.max()),
         "padded_frac": float(np.mean(padded_R / full_R)),
+        # Eviction reads all that it holds; selectors, which read less, come with their own.
         "read_frac": kept_frac,
         "kv_bytes": float(held_R.mean()),
         "full_kv_bytes": float(full_R.mean()),

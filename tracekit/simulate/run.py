@@ -94,6 +94,12 @@ class _Run:
         self._trace = trace
         self._results = results
         self._plan = plan
+        self._families = {
+            f"{family[0].family}: {', '.join(policy.text for policy in family)}": family
+            for family in plan.families
+        }
+        sizes = ",".join(map(str, plan.sizes))
+        self._estimators = {f"{one.text}: {sizes}": one for one in plan.estimators}
         self._vocab: VocabReplay | None = None
         self._keys: dict[str, list[str]] = {"kv": [], "vocab": []}
         self._timings: list[dict[str, Any]] = []
@@ -102,12 +108,13 @@ class _Run:
         self.failed: list[dict[str, str]] = []
 
     def sequence(self, sequence: pd.Series[Any]) -> None:
-        """Compute the cells of one sequence that are not there."""
-        self._question("kv", sequence, [p.text for p in self._plan.policies], self._kv)
-        names = [estimator.text for estimator in self._plan.estimators]
-        # All sizes of an estimator are one cell: they are prefixes of one ranking.
-        sizes = ",".join(map(str, self._plan.sizes))
-        self._question("vocab", sequence, [f"{name}|{sizes}" for name in names], self._vocabulary)
+        """Compute the cells of one sequence that are not there.
+
+        A cell is a policy with all its kept amounts, or an estimator with all its sizes: they are
+        computed together, and rounding depends on what is.
+        """
+        self._question("kv", sequence, list(self._families), self._kv)
+        self._question("vocab", sequence, list(self._estimators), self._vocabulary)
 
     def collect(self) -> Simulated:
         """Write the tables of all cells of the plan, the summary, and the shown tokens."""
@@ -160,36 +167,34 @@ class _Run:
         for name in missing:
             if name not in made:
                 why = "the sequence has no such eviction point, or nothing to score after it"
-                self.skipped.append({"what": name, "sequence_id": sequence_id, "why": why})
+                self.skipped.append(
+                    {"what": name.split(": ")[0], "sequence_id": sequence_id, "why": why}
+                )
         self._keys[question] += [keys[name] for name in names if self._results.has(keys[name])]
 
     def _kv(self, sequence: pd.Series[Any], missing: list[str]) -> dict[str, pa.Table]:
-        families = [
-            [policy for policy in family if policy.text in missing]
-            for family in self._plan.families
-        ]
-        columns = replay_sequence(
+        tables = replay_sequence(
             self._trace,
             sequence,
-            [family for family in families if family],
+            [self._families[name] for name in missing],
             spans_of(sequence),
             seed=int(sequence["seed"]) ^ self._plan.seed,
             bytes_per_number=self._plan.bytes_per_number,
         )
-        return {
-            text: schema.KV_RESULTS.build(len(one["layer"]), one) for text, one in columns.items()
+        cells = {
+            name: [tables[policy.text] for policy in self._families[name] if policy.text in tables]
+            for name in missing
         }
+        return {name: pa.concat_tables(parts) for name, parts in cells.items() if parts}
 
     def _vocabulary(self, sequence: pd.Series[Any], missing: list[str]) -> dict[str, pa.Table]:
         if self._vocab is None:
             self._vocab = VocabReplay(self._trace)
-        wanted = {name.split("|")[0]: name for name in missing}
-        estimators = [one for one in self._plan.estimators if one.text in wanted]
-        columns = self._vocab.sequence(sequence, estimators, self._plan.sizes)
-        return {
-            wanted[text]: schema.VOCAB_RESULTS.build(len(one["size"]), one)
-            for text, one in columns.items()
-        }
+        estimators = {self._estimators[name].text: name for name in missing}
+        tables = self._vocab.sequence(
+            sequence, [self._estimators[name] for name in missing], self._plan.sizes
+        )
+        return {estimators[text]: rows for text, rows in tables.items()}
 
     def _write_shown(self) -> None:
         texts = self._trace.vocabulary()["text"].to_numpy(dtype=object)

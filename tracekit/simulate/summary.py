@@ -60,7 +60,7 @@ def summarise(kv: pd.DataFrame, vocab: pd.DataFrame, *, seed: int) -> dict[str, 
         shared = {
             "question": "kv",
             "family": cells["family"].iloc[0],
-            "name": text,
+            "name": str(text),
             "level": cells["level"].iloc[0],
             "x_name": "kept_frac",
         }
@@ -68,15 +68,16 @@ def summarise(kv: pd.DataFrame, vocab: pd.DataFrame, *, seed: int) -> dict[str, 
             target = float(part["target_frac"].mean())
             x = float(part["kept_frac"].mean())
             rows += _measures(part, KV_MEASURES, shared | rest | {"x": x, "target": target}, seed)
-    for (text, size), cells in vocab.groupby(["estimator", "size"], observed=True, sort=False):
+    for _, cells in vocab.groupby(["estimator", "size"], observed=True, sort=False):
+        text, size = str(cells["estimator"].iloc[0]), float(cells["size"].iloc[0])
         shared = {
             "question": "vocab",
             "family": text,
             "name": text,
             "level": "local",
             "x_name": "size",
-            "x": float(size),
-            "target": float(size),
+            "x": size,
+            "target": size,
         }
         for part, rest in _parts(cells, cells):
             rows += _measures(part, VOCAB_MEASURES, shared | rest, seed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tracekit import schema
 from tracekit.measure.head import Head
 from tracekit.measure.tensors import to_torch
 from tracekit.simulate.kv import length_bucket
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pandas as pd
+    import pyarrow as pa
 
     from tracekit.trace.reader import Trace
     from tracekit.vocab.estimator import Estimator
@@ -70,8 +72,8 @@ class VocabReplay:
 
     def sequence(
         self, sequence: pd.Series[Any], estimators: Sequence[Estimator], sizes: Sequence[int]
-    ) -> dict[str, dict[str, Any]]:
-        """Return, by estimator text, the columns of ``schema.VOCAB_RESULTS`` on one sequence.
+    ) -> dict[str, pa.Table]:
+        """Return, by estimator text, the rows of ``schema.VOCAB_RESULTS`` on one sequence.
 
         Scored are the generated tokens that a decoding step predicted: the first one comes out of
         the prompt's own pass, which runs the full head. A sequence without such tokens has no rows.
@@ -106,6 +108,8 @@ class VocabReplay:
             "bucket": length_bucket(int(sequence["num_tokens"])),
         }
         return {
-            text: {name: [row[name] for row in some] for name in some[0]} | shared
+            text: schema.VOCAB_RESULTS.build(
+                len(some), {name: [row[name] for row in some] for name in some[0]} | shared
+            )
             for text, some in rows.items()
         }

@@ -173,9 +173,10 @@ class Trace:
         parts: dict[str, list[np.ndarray]] = {kind: [] for kind in kinds}
         for group, members in rows.groupby("row_group", sort=False):
             data = self._file(shard).read_row_group(int(str(group)), columns=["data"])["data"]
-            for row in members.itertuples():
-                raw = np.frombuffer(data[row.row_in_group].as_buffer(), _NUMPY[str(row.dtype)])
-                parts[str(row.kind)].append(raw.reshape(row.shape))
+            columns = ("row_in_group", "kind", "shape", "dtype")
+            for at, kind, shape, dtype in zip(*(members[name] for name in columns), strict=True):
+                raw = np.frombuffer(data[at].as_buffer(), _NUMPY[dtype])
+                parts[kind].append(raw.reshape(shape))
         dtype = str(rows["dtype"].iloc[0])
         return {
             kind: Block(blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis), dtype)

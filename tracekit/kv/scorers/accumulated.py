@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tracekit.kv.scorer import SCORERS, Needs, Preset, Reduce, Scorer
+from tracekit.kv.scorer import EVERY_STEP, SCORERS, Needs, Preset, Reduce, Scorer
 
 if TYPE_CHECKING:
     import torch
@@ -33,9 +33,7 @@ class Accumulated(Scorer):
 
     reduce: Reduce = "mean"
 
-    presets: ClassVar = (
-        Preset(name="h2o", recent="0.5", schedule=(("every", "1"), ("from", "prompt"))),
-    )
+    presets: ClassVar = (Preset(name="h2o", recent="0.5", schedule=EVERY_STEP),)
     state_bytes_per_entry: ClassVar = 4
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tracekit.kv.scorer import SCORERS, Preset, Scorer
+from tracekit.kv.scorer import EVERY_STEP, SCORERS, Preset, Scorer
 
 if TYPE_CHECKING:
     import torch
@@ -19,12 +19,15 @@ class Recency(Scorer):
     """Score = position, so that the newest keys stay, beside sinks where there are some.
 
     Serves ``streaming`` (StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section 3.2: 4 sinks)
-    and ``window`` (no sinks). Differences: positions are the original ones, where StreamingLLM
-    rotates keys to their place in the cache; by default it decides once, after the prompt, as in
-    kvpress; ``every=1`` decides at every step as the paper does.
+    and ``window`` (no sinks), both at every step. Difference: positions are the original ones,
+    where StreamingLLM rotates keys to their place in the cache. kvpress decides once, after the
+    prompt: that is ``at=prompt``.
     """
 
-    presets: ClassVar = (Preset(name="streaming", sinks=4), Preset(name="window"))
+    presets: ClassVar = (
+        Preset(name="streaming", sinks=4, schedule=EVERY_STEP),
+        Preset(name="window", schedule=EVERY_STEP),
+    )
 
     def score(self, view: View) -> torch.Tensor:
         """Return positions, [1, 1, 1, K]."""
