@@ -2,7 +2,8 @@
 
 Each measurement is a fresh process; variants alternate, medians are printed.
 
-    python scripts/bench/record.py [--repeats 3] [--new 128] [--memory-tokens 2048]
+    python scripts/bench/record.py
+    python scripts/bench/record.py --prompt 1984 --new 64 --sequences 1
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def prompt_of(loaded, num_tokens: int) -> str:
     return (WORDS * (num_tokens // length + 1)).strip()
 
 
-def once(variant: str, num_prompt: int, num_new: int) -> dict[str, float]:
-    """Run one variant in this process and measure it."""
+def once(variant: str, num_prompt: int, num_new: int, num_sequences: int) -> dict[str, float]:
+    """Run one variant in this process and measure it, everything included: deriving and writing."""
     import torch
 
     from tracekit.model.load import load_model
@@ -58,12 +59,15 @@ def once(variant: str, num_prompt: int, num_new: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         if variant == "plain":
-            plain(num_new)
+            for _ in range(num_sequences):
+                plain(num_new)
         elif variant == "outputs":
-            plain(num_new, return_dict_in_generate=True, **outputs)
+            for _ in range(num_sequences):
+                plain(num_new, return_dict_in_generate=True, **outputs)
         else:
-            prompt = Prompt(id="bench", domain="bench", messages=None, text=text)
-            file = PromptFile(name="bench", prompts=(prompt,), bad=())
+            names = (f"bench-{number}" for number in range(num_sequences))
+            prompts = tuple(Prompt(id=name, domain="bench", text=text) for name in names)
+            file = PromptFile(name="bench", prompts=prompts, bad=())
             options = RecordOptions(capture=variant, max_new_tokens=num_new, head="omit")
             record(loaded, file, Path(folder) / "trace", options)
         wall_s = time.perf_counter() - start
@@ -71,17 +75,19 @@ def once(variant: str, num_prompt: int, num_new: int) -> dict[str, float]:
     return {"wall_s": wall_s, "peak_bytes": peak_bytes, "threads": torch.get_num_threads()}
 
 
-def measure(num_prompt: int, num_new: int, repeats: int) -> None:
+def measure(num_prompt: int, num_new: int, num_sequences: int, repeats: int) -> None:
     """Measure all variants in alternation and print ratios."""
     found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
     for _ in range(repeats):
         for variant in VARIANTS:
             command = [sys.executable, __file__, "--once", variant]
             command += ["--prompt", str(num_prompt), "--new", str(num_new)]
+            command += ["--sequences", str(num_sequences)]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             found[variant].append(json.loads(output.splitlines()[-1]))
     threads = found["plain"][0]["threads"]
-    print(f"\n{num_prompt} tokens of prompt, {num_new} new, {repeats} runs, {threads:.0f} threads")
+    print(f"\n{num_sequences} sequences: {num_prompt} tokens of prompt, {num_new} new; ", end="")
+    print(f"median of {repeats} alternated runs, {threads:.0f} threads")
     print(f"{'variant':10} {'time, s':>10} {'of plain':>9} {'peak, MB':>10} {'over plain, MB':>15}")
     base = {
         key: statistics.median(one[key] for one in found["plain"])
@@ -102,12 +108,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--sequences", type=int, default=3)
     parser.add_argument("--once", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.once:
-        print(json.dumps(once(options.once, options.prompt, options.new)))
+        print(json.dumps(once(options.once, options.prompt, options.new, options.sequences)))
     else:
-        measure(options.prompt, options.new, options.repeats)
+        measure(options.prompt, options.new, options.sequences, options.repeats)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 
 from tracekit import schema
 from tracekit.errors import InputError, TraceError
+from tracekit.report.render import write_report
 from tracekit.simulate.plan import make_plan
 from tracekit.simulate.run import simulate
 from tracekit.trace.reader import Trace
@@ -97,6 +98,11 @@ def test_the_same_simulation_writes_the_same_bytes(
     for name in ("kv", "vocab", "summary", "shown"):
         one, other = (folder / f"{name}.parquet" for folder in (results_folder, tmp_path / "again"))
         assert one.read_bytes() == other.read_bytes(), name
+    pages = [
+        write_report(folder, tmp_path / name / "report.html").read_bytes()
+        for name, folder in (("one", results_folder), ("other", tmp_path / "again"))
+    ]
+    assert pages[0] == pages[1]
 
 
 def test_finished_cells_are_not_computed_again_and_new_ones_are_added(

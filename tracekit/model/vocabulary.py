@@ -82,7 +82,8 @@ def readable(piece: bytes) -> str:
     and direction characters ``U+202E``; spaces stay.
     """
     # Undecodable bytes come as the surrogates U+DC80 to U+DCFF, which no UTF-8 text holds.
-    return "".join(_shown(c) for c in piece.decode("utf-8", errors="surrogateescape"))
+    text = piece.decode("utf-8", errors="surrogateescape")
+    return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def _shown(character: str) -> str:
@@ -154,5 +155,7 @@ def _class(token: int, name: str | None, piece: bytes | None, specials: set[int]
 
 
 def _is_word(text: str) -> bool:
+    if text.isalpha():
+        return True
     kinds = {unicodedata.category(c)[0] for c in text if c not in _INSIDE_WORDS}
     return "L" in kinds and kinds <= {"L", "M"}

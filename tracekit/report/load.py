@@ -17,7 +17,6 @@ from tracekit.schema import (
     SCHEMA_VERSION,
     SHOWN,
     SUMMARY,
-    TIMINGS,
     VOCAB_RESULTS,
     Table,
 )
@@ -83,7 +82,7 @@ class Results:
         ``run.json``.
     spec
         The recorded model.
-    kv, vocab, summary, timings, shown
+    kv, vocab, summary, shown
         Tables of ``tracekit.schema``, dictionary columns as strings; no rows where a file is absent.
     """
 
@@ -92,7 +91,6 @@ class Results:
     kv: pd.DataFrame
     vocab: pd.DataFrame
     summary: pd.DataFrame
-    timings: pd.DataFrame
     shown: pd.DataFrame
 
     @property
@@ -168,7 +166,7 @@ def load_results(folder: Path) -> Results:
         If it is no results folder, of another schema version, damaged, or without any result.
     """
     run = _read_run(folder)
-    tables = (KV_RESULTS, VOCAB_RESULTS, SUMMARY, TIMINGS, SHOWN)
+    tables = (KV_RESULTS, VOCAB_RESULTS, SUMMARY, SHOWN)
     frames = {table.name: _read_table(folder, table) for table in tables}
     if frames["summary"]["mean"].notna().sum() == 0:
         msg = (

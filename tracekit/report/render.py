@@ -115,7 +115,7 @@ def _context(results: Results, figures: Mapping[str, Figure], folder: str) -> di
         answers.append(answer.vocab_answer(results))
         parts += [tables.estimators, tables.vocab_domains]
         defined += _columns(VOCAB_RESULTS.columns, _VOCAB_DEFINED)
-    parts += [tables.recorded, tables.sequences, tables.timings, tables.skipped, tables.failed]
+    parts += [tables.recorded, tables.sequences, tables.skipped, tables.failed]
     return {
         "results": results,
         "run": results.run,
@@ -152,7 +152,6 @@ def _page(context: dict[str, Any]) -> str:
         "percent": percent,
         "base64": lambda data: base64.b64encode(data).decode("ascii"),
         "facts": _facts,
-        "kept": lambda amount: percent(amount) if amount <= 1 else f"{count(amount)} tokens",
         "numbers": lambda figure: tables.of_frame(f"Numbers of {figure.name}", figure.table),
     }
     return environment.get_template("report.html.j2").render(**context)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tracekit.report.formats import NOTHING, count, number, percent, percent_range, size
+from tracekit.schema import ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -127,6 +128,8 @@ def policies(results: Results) -> HtmlTable:
     nearest = {_nearest(curve, wanted) for curve in curves.values() for wanted in WANTED_FRACS}
     mass, held = results.means("kv", "mass_kept"), results.means("kv", "kv_bytes")
     schedules = dict(zip(results.kv["policy"], results.kv["evict_at"], strict=True))
+    whole = results.kv[(results.kv["layer"] == ALL) & (results.kv["kv_head"] == ALL)]
+    clipped = whole.groupby("policy")["is_clipped"].sum().to_dict()
     columns = (
         _text("policy"),
         Column("asked to keep", percent),
@@ -135,6 +138,7 @@ def policies(results: Results) -> HtmlTable:
         _INTERVAL,
         Column("n", count),
         Column("left out", count),
+        Column("clipped", count),
         Column("mass kept", percent),
         Column("cache, mean bytes", size),
         _text("schedule"),
@@ -142,13 +146,18 @@ def policies(results: Results) -> HtmlTable:
     rows = [
         [
             *(point.family, point.asked, point.x),
-            *(point.mean, percent_range(point.low, point.high), point.n, point.num_excluded),
+            *(point.mean, percent_range(point.low, point.high), point.n),
+            *(point.num_excluded, clipped.get(point.name)),
             *(mass.get(point.cell), held.get(point.cell), schedules.get(point.name)),
         ]
         for point in sorted(nearest, key=lambda point: (point.asked, point.mean, point.family))
     ]
     wanted = ", ".join(map(percent, WANTED_FRACS))
-    caption = f"Policies where the fraction asked for is nearest {wanted}; least error first"
+    caption = (
+        f"Policies where the fraction asked for is nearest {wanted}; least error first. Left out: "
+        "sequences where nothing was evicted. Clipped: sequences whose budget was smaller than what "
+        "the policy protects, so that its scores had no say."
+    )
     return build(caption, columns, rows)
 
 
@@ -222,15 +231,6 @@ def estimators(results: Results) -> HtmlTable:
         for point in curve
     ]
     return build("Estimators by size", columns, rows)
-
-
-def timings(results: Results) -> HtmlTable:
-    """Return what took how long, summed over sequences."""
-    rows = results.timings.groupby("what", as_index=False).agg(
-        cells=("num_cells", "sum"), wall=("wall_s", "sum")
-    )
-    columns = (_text("work"), Column("cells", count), Column("time (s)", number))
-    return build("Time by piece of work", columns, rows.itertuples(index=False, name=None))
 
 
 def skipped(results: Results) -> HtmlTable:

@@ -67,7 +67,6 @@ class Plan:
         return {
             "kv": [policy.text for policy in self.policies],
             "vocab": [estimator.text for estimator in self.estimators],
-            "kept": sorted({p.kept.amount for p in self.policies if p.kept is not None}),
             "sizes": list(self.sizes),
             "level": self.level,
             "kv_bytes": self.bytes_per_number,
