@@ -40,3 +40,9 @@ class CellsFailedError(TracekitError):
     """A run finished, but some of its cells failed (exit code 5)."""
 
     exit_code = 5
+
+
+class InterruptedRunError(TracekitError):
+    """The user stopped the run; what was finished is kept (exit code 130)."""
+
+    exit_code = 130

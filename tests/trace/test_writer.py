@@ -165,5 +165,5 @@ def test_names_that_do_not_exist_are_answered_with_the_nearest(tmp_path: Path) -
         trace.table("step")
     with pytest.raises(Exception, match="unknown sequence 'a#1'; did you mean 'a#0'"):
         trace.hidden("a#1")
-    with pytest.raises(TraceError, match="holds no hidden of a#0"):
+    with pytest.raises(TraceError, match="holds no final hidden states of a#0"):
         trace.hidden("a#0")

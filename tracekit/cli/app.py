@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tracekit.cli import doctor, listing, record, report, show, simulate, validate
-from tracekit.errors import TracekitError
+from tracekit.errors import InterruptedRunError, TracekitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 app = typer.Typer(
     name="tracekit",
@@ -24,15 +29,35 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
-app.command("record")(record.record)
-app.command("simulate")(simulate.simulate)
-app.command("report")(report.report)
-app.command("show")(show.show)
-app.command("validate")(validate.validate)
-app.command("list")(listing.list_)
-app.command("doctor")(doctor.doctor)
+
+
+def _stoppable(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that says what Ctrl-C left, before typer ends the process without a word."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt as error:
+            msg = "interrupted; what was finished is kept, and the same command goes on from there."
+            raise InterruptedRunError(msg) from error
+
+    return run
+
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "record": record.record,
+    "simulate": simulate.simulate,
+    "report": report.report,
+    "show": show.show,
+    "validate": validate.validate,
+    "list": listing.list_,
+    "doctor": doctor.doctor,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_stoppable(_command))
 
 
 @app.callback()
@@ -52,9 +77,7 @@ def main() -> None:
         app()
     except TracekitError as error:
         _fail(error, error.exit_code)
-    except KeyboardInterrupt as error:
-        _fail(error, 130)
-    except Exception as error:  # noqa: BLE001 the last line of defence: our own bugs
+    except Exception as error:
         _fail(error, 1)
 
 
@@ -62,9 +85,7 @@ def _fail(error: BaseException, code: int) -> None:
     """Print one sentence, the traceback only if it was asked for, and exit."""
     if os.environ.get("TRACEKIT_DEBUG"):
         traceback.print_exception(error)
-    if code == 130:
-        text = "interrupted; the same command goes on where it stopped."
-    elif code == 1:
+    if code == 1:
         text = f"this is a bug in tracekit ({type(error).__name__}: {error}); --debug shows where."
     else:
         text = str(error)

@@ -59,7 +59,7 @@ def record(
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
-            help="New tokens an answer, at most.  [default: the prompt's own, else 128]",
+            help="New tokens an answer, at most; else what the prompt says, else 128.",
             rich_help_panel=_HOW,
         ),
     ] = None,

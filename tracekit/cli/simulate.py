@@ -15,7 +15,7 @@ _WHAT, _RUN = "What to replay", "Run"
 def simulate(
     trace: Annotated[Path, typer.Argument(help="Folder of a trace.")],
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="Folder of the results.", rich_help_panel=_RUN)
+        Path, typer.Option("-o", "--out", help="Folder of the results.", rich_help_panel=_WHAT)
     ],
     kv: Annotated[
         list[str] | None,

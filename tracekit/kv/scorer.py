@@ -36,6 +36,7 @@ class Needs:
     attention_sum: Reduce | None = None
     last_queries: int = 0
 
+
 EVERY_STEP = (("every", "1"), ("from", "prompt"))
 """Schedule of the policies that decide at every step."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from tracekit.errors import ModelError, UsageError
 from tracekit.model.override import implementations, overridden
@@ -137,7 +138,12 @@ def tap(model: Any, observer: Observer) -> Iterator[None]:
 
 def decoder_of(model: Any) -> Any:
     """Return the text decoder; towers for images or sound share its attention functions."""
-    return model.get_decoder()
+    decoder = model.get_decoder()
+    if decoder is not model:
+        return decoder
+    # Llama 4's text model names itself; its decoder is the one model inside.
+    inner = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+    return inner[0] if len(inner) == 1 else model
 
 
 def layers_by_module(model: Any) -> dict[int, int]:
@@ -191,7 +197,7 @@ class _PassHooks:
                 f"{type(model).__name__} has no language-model head; load a causal language model."
             )
             raise ModelError(msg)
-        yield model.base_model.register_forward_hook(self._keep_decoded)
+        yield decoder_of(model).register_forward_hook(self._keep_decoded)
         yield head.register_forward_pre_hook(self._keep_scored)
         yield model.register_forward_hook(self._tell)
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tracekit import schema
-from tracekit.errors import InputError, UsageError
+from tracekit.errors import InputError, ModelError, UsageError
 from tracekit.measure.head import Head
 from tracekit.model.head import head_tensors
 from tracekit.model.load import LoadedModel, load_model
@@ -204,9 +205,13 @@ class _Recorder:
             temporary.replace(path / layout.VOCABULARY)
         if self._options.head == "store" and not (path / layout.WEIGHTS).exists():
             temporary = path / f".{layout.WEIGHTS}"
-            save_file(
-                {k: v.detach().cpu().contiguous() for k, v in self._tensors.items()}, temporary
-            )
+            tensors = {name: one.detach().cpu().contiguous() for name, one in self._tensors.items()}
+            try:
+                save_file(tensors, temporary)
+            except SafetensorError as error:
+                temporary.unlink(missing_ok=True)
+                msg = f"cannot write {path / layout.WEIGHTS}: {error}."
+                raise InputError(msg) from error
             temporary.chmod(0o644)  # safetensors makes files that nobody else can read
             layout.sync_file(temporary)
             temporary.replace(path / layout.WEIGHTS)
@@ -264,6 +269,12 @@ class _Recorder:
         if self._options.capture != "steps":
             capture.write_hidden()
         ids = tokens.ids
+        if capture.num_rows != len(ids) - 1:
+            msg = (
+                f"{spec.name} ran {capture.num_rows} positions for {len(ids)} tokens, not one less: "
+                "its passes cannot be told apart, so it cannot be recorded."
+            )
+            raise ModelError(msg)
         columns = {
             "sequence_id": sequence_id,
             "position": list(range(1, len(ids))),
@@ -345,17 +356,18 @@ def _manifest(loaded: LoadedModel, file: PromptFile, options: RecordOptions) -> 
 def _notes(loaded: LoadedModel, options: RecordOptions) -> list[str]:
     """Return what the user should know before the run: what this model cannot give."""
     spec = loaded.spec
-    notes: list[str] = []
     if options.capture == "steps":
-        return notes
-    seen = [layer for layer in spec.layers if layer.num_heads and layer.refusal is None]
-    if not seen:
+        return []
+    unseen: dict[str, list[str]] = {}
+    for layer in spec.layers:
+        if layer.refusal or layer.kind == "untapped":
+            unseen.setdefault(layer.refusal or "it cannot be seen", []).append(str(layer.index))
+    notes = [
+        f"attention of layers {', '.join(at)} is left out: {why}" for why, at in unseen.items()
+    ]
+    if not any(layer.num_heads and layer.refusal is None for layer in spec.layers):
         notes.append(
-            f"the attention of {spec.name} ({spec.model_type}) cannot be seen: "
-            "entropy and final hidden states are recorded, no attention, queries or keys."
+            f"{spec.name} ({spec.model_type}) gives no attention: entropy and final hidden states "
+            "are recorded, no queries, keys or values."
         )
-        return notes
-    notes += [f"layer {layer.index}: {layer.refusal}" for layer in spec.layers if layer.refusal]
-    if untapped := [str(layer.index) for layer in spec.layers if layer.kind == "untapped"]:
-        notes.append(f"attention of layers {', '.join(untapped)} cannot be seen: left out.")
     return notes

@@ -144,11 +144,16 @@ class Trace:
 
     def hidden(self, sequence_id: str) -> Block:
         """Return the final hidden states [T, E]; row t predicts token t + 1."""
-        return self._joined(sequence_id, -1, ("hidden",), axis=0)["hidden"]
+        return self._joined(sequence_id, -1, axis=0)["hidden"]
 
     def attention_inputs(self, sequence_id: str, layer: int) -> dict[str, Block]:
-        """Return ``query`` [H, T, D], ``key`` and ``value`` [G, T, D] of one layer, post-RoPE."""
-        return self._joined(sequence_id, layer, ("query", "key", "value"), axis=1)
+        """Return ``query`` [H, T, D], ``key`` and ``value`` [G, T, D] of one layer, post-RoPE.
+
+        Keys and values of a layer that shares another's are that one's.
+        """
+        blocks = self._joined(sequence_id, layer, axis=1)
+        owner = self.spec.layers[layer].owner
+        return blocks if owner is None else self._joined(sequence_id, owner, axis=1) | blocks
 
     def stored_layers(self, sequence_id: str) -> list[int]:
         """Return the layers whose queries, keys and values are stored."""
@@ -156,27 +161,26 @@ class Trace:
         layers = index.loc[index["sequence_id"] == sequence_id, "layer"].unique()
         return sorted(int(layer) for layer in layers if layer >= 0)
 
-    def _joined(
-        self, sequence_id: str, layer: int, kinds: Sequence[str], *, axis: int
-    ) -> dict[str, Block]:
+    def _joined(self, sequence_id: str, layer: int, *, axis: int) -> dict[str, Block]:
+        """Return the tensors of one layer by kind, their blocks joined along positions."""
         shard = self._shard_of(sequence_id)
         index = self._index(shard)
         rows = index[(index["sequence_id"] == sequence_id) & (index["layer"] == layer)]
         rows = rows.sort_values("first_position")
         if rows.empty:
-            what = f"layer {layer}" if layer >= 0 else "final hidden states"
+            what = f"tensors of layer {layer}" if layer >= 0 else "final hidden states"
             msg = (
-                f"the trace holds no {', '.join(kinds)} of {sequence_id}, {what}: it was recorded "
-                f"with --capture {self.capture}."
+                f"the trace holds no {what} of {sequence_id}: it was recorded with --capture "
+                f"{self.capture}, or the layer was left out."
             )
             raise TraceError(msg)
-        parts: dict[str, list[np.ndarray]] = {kind: [] for kind in kinds}
+        parts: dict[str, list[np.ndarray]] = {}
         for group, members in rows.groupby("row_group", sort=False):
             data = self._file(shard).read_row_group(int(str(group)), columns=["data"])["data"]
             columns = ("row_in_group", "kind", "shape", "dtype")
             for at, kind, shape, dtype in zip(*(members[name] for name in columns), strict=True):
                 raw = np.frombuffer(data[at].as_buffer(), _NUMPY[dtype])
-                parts[kind].append(raw.reshape(shape))
+                parts.setdefault(kind, []).append(raw.reshape(shape))
         dtype = str(rows["dtype"].iloc[0])
         return {
             kind: Block(blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis), dtype)
