@@ -17,7 +17,9 @@ LOGITS = st.lists(st.floats(-20, 20), min_size=2, max_size=12)
 
 @settings(max_examples=100, deadline=None)
 @given(LOGITS, st.data())
-def test_pruning_to_a_set_is_told_by_its_mass_alone(logits: list[float], data: st.DataObject) -> None:
+def test_pruning_to_a_set_is_told_by_its_mass_alone(
+    logits: list[float], data: st.DataObject
+) -> None:
     logp_V = torch.tensor(logits, dtype=torch.float64).log_softmax(0)
     inside = data.draw(st.lists(st.booleans(), min_size=len(logits), max_size=len(logits)))
     if not any(inside):
@@ -41,8 +43,9 @@ def test_pruning_to_a_set_is_told_by_its_mass_alone(logits: list[float], data: s
 
 def test_the_mass_keeps_its_precision_close_to_one_and_to_zero() -> None:
     tail = 1e-30
-    found = neg_log_mass_nats(torch.tensor([0.0, math.log(tail)]).double(),
-                              torch.tensor([math.log(tail), 0.0]).double())
+    found = neg_log_mass_nats(
+        torch.tensor([0.0, math.log(tail)]).double(), torch.tensor([math.log(tail), 0.0]).double()
+    )
     assert float(found[0]) == pytest.approx(tail, rel=1e-12)
     assert float(found[1]) == pytest.approx(-math.log(tail), rel=1e-12)
 

@@ -87,9 +87,7 @@ def test_bytes_and_multiply_adds_count_the_weight_and_the_bias() -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 3, 5, 64])
-def test_a_truncated_head_is_the_truncated_svd(
-    rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_truncated_head_is_the_truncated_svd(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_module, "BLOCK_NUMBERS", 20)
     head = Head(random(12, 5), None, SPEC)
     copy = head.truncated(rank)

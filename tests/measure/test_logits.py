@@ -68,7 +68,9 @@ def test_the_columns_are_those_of_the_schema_and_fit_into_it() -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 7, 1000, 20_000])
 def test_equal_logits_give_the_entropy_and_support_of_as_many_tokens(width: int) -> None:
-    found = step_statistics(torch.full((1, width), 3.5), torch.tensor([width - 1]), num_tokens=width)
+    found = step_statistics(
+        torch.full((1, width), 3.5), torch.tensor([width - 1]), num_tokens=width
+    )
     assert found["entropy_nats"][0] == pytest.approx(math.log(width), rel=1e-6)
     assert found["renyi2_nats"][0] == pytest.approx(math.log(width), rel=1e-6, abs=1e-12)
     assert found["varentropy"][0] == pytest.approx(0, abs=1e-12)
@@ -170,9 +172,7 @@ def test_no_rows_give_empty_columns() -> None:
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_a_temperature_that_is_none_is_refused(temperature: float) -> None:
     with pytest.raises(UsageError, match="temperature"):
-        step_statistics(
-            torch.zeros(1, 2), torch.tensor([0]), num_tokens=2, temperature=temperature
-        )
+        step_statistics(torch.zeros(1, 2), torch.tensor([0]), num_tokens=2, temperature=temperature)
 
 
 @settings(max_examples=100, deadline=None)

@@ -77,7 +77,7 @@ def main() -> None:
         app()
     except TracekitError as error:
         _fail(error, error.exit_code)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 the last line of defence, for our own bugs
         _fail(error, 1)
 
 
