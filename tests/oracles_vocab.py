@@ -101,7 +101,7 @@ def covered(
     size: int,
     chosen: int,
 ) -> dict[str, float]:
-    """What one set covers at one step: the pinned tokens and the first ``size`` others."""
+    """Return what one set covers at one step: the pinned tokens and the first ``size`` others."""
     others = [i for i in ranking if i >= 0 and i not in pinned]
     inside = set(pinned) | set(others[:size])
     if size >= len(logits):

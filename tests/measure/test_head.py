@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,6 +13,9 @@ from tracekit.errors import TraceError
 from tracekit.measure import head as head_module
 from tracekit.measure.head import Head
 from tracekit.spec import HeadSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SPEC = HeadSpec(num_rows=12, hidden_size=5)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tracekit.spec import LayerSpec
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 8 << 20
 """Attention weights that are in memory at once; larger blocks leave the processor's caches."""
 
 

@@ -151,10 +151,9 @@ class Engine:
             sum_NLGK = self._attention_sum_NLGK.to(self._key.all)
             self._attention_sum_NLGK = pad(sum_NLGK, (0, num_new))
         if self._needs.last_queries:
-            rows = (
-                [as_wide(query)] if self._last_query is None else [self._last_query, as_wide(query)]
-            )
-            self._last_query = torch.cat(rows, dim=-2)[..., -self._needs.last_queries :, :]
+            before = [] if self._last_query is None else [self._last_query]
+            rows = torch.cat([*before, as_wide(query)], dim=-2)
+            self._last_query = rows[..., -self._needs.last_queries :, :]
 
     def _weights(self, query_LHQD: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the attention weights of the newest rows, block by block; sum them if asked to.

@@ -163,7 +163,12 @@ class Presets:
 
     def _entries(self) -> dict[str, Entry]:
         classes = [SCORERS.get(name) for name in SCORERS.names()]
-        return {preset.name: Entry(preset, cls) for cls in classes for preset in cls.presets}
+        pairs = [(preset.name, Entry(preset, cls)) for cls in classes for preset in cls.presets]
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            msg = f"two scorers serve presets of one name: {sorted(name for name, _ in pairs)}"
+            raise ValueError(msg)
+        return entries
 
 
 PRESETS = Presets()

@@ -25,7 +25,7 @@ CACHE_BYTES = 256 << 20
 """Full attention that a reference remembers; what is beyond is computed again for each family."""
 
 
-class Full(NamedTuple):
+class FullRows(NamedTuple):
     """Attention of some rows under the full cache: weights [L, H, Q, K], outputs [L, H, Q, D]."""
 
     weights_LHQK: torch.Tensor
@@ -57,7 +57,7 @@ class Reference:
             as_wide(torch.as_tensor(array)) for array in (query_LHTD, key_LGTD, value_LGTD)
         )
         self.layer = layer
-        self._blocks: dict[tuple[int, int], Full] = {}
+        self._blocks: dict[tuple[int, int], FullRows] = {}
         self._room = CACHE_BYTES
 
     @property
@@ -79,7 +79,7 @@ class Reference:
         row_bytes = num_layers * num_heads * self.num_rows * self.key_LGTD.element_size()
         return row_blocks(first_row, self.num_rows, row_bytes)
 
-    def full(self, start: int, end: int) -> Full:
+    def full(self, start: int, end: int) -> FullRows:
         """Return attention of one of the ``blocks``, K = ``end``."""
         if (start, end) in self._blocks:
             return self._blocks[start, end]
@@ -89,7 +89,7 @@ class Reference:
         )
         logits_LHQK = logits_HQK(query_LHQD, key_LGKD, self.layer)
         weights_LHQK = weights_HQK(logits_LHQK.masked_fill_(~seen_QK, -torch.inf), self.layer)
-        block = Full(weights_LHQK, outputs_HQD(weights_LHQK, value_LGKD))
+        block = FullRows(weights_LHQK, outputs_HQD(weights_LHQK, value_LGKD))
         self._room -= sum(array.nbytes for array in block)
         if self._room >= 0:
             self._blocks[start, end] = block
@@ -190,7 +190,7 @@ def replay(
                 engine.decide()
             output_NLHQD = engine.read(*reference.rows(start, end))
             rows = slice(start - block[0], end - block[0])
-            full = Full(*(array[..., rows, :] for array in reference.full(*block)))
+            full = FullRows(*(array[..., rows, :] for array in reference.full(*block)))
             measures.append(_measure(engine, output_NLHQD, full))
     return _collect(engine, point, measures)
 
@@ -205,7 +205,7 @@ class _Measures(NamedTuple):
     mass_kept_NLHR: torch.Tensor
 
 
-def _measure(engine: Engine, output_NLHQD: torch.Tensor, full: Full) -> _Measures:
+def _measure(engine: Engine, output_NLHQD: torch.Tensor, full: FullRows) -> _Measures:
     """Compare the newest rows with the same rows under the full cache."""
     num_rows, num_keys = output_NLHQD.shape[-2], engine.num_tokens
     stays_NLGK = (engine.evicted_at_NLGK == NEVER).to(output_NLHQD.dtype)

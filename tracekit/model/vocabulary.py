@@ -57,12 +57,15 @@ def vocabulary_table(tokenizer: Any, num_rows: int) -> pa.Table:
 def tokenizer_hash(tokenizer: Any) -> str:
     """Return the SHA-256 over what a tokenizer does: its model, added tokens and chat template."""
     core = getattr(tokenizer, "backend_tokenizer", None)
-    state = tokenizer.get_vocab() if core is None else json.loads(core.to_str())
-    # These two remember the last call, not the tokenizer.
-    state.pop("truncation", None)
-    state.pop("padding", None)
-    told = [state, getattr(tokenizer, "chat_template", None), tokenizer.special_tokens_map]
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+    if core is None:
+        state = json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    else:
+        # What stands before are truncation and padding: they remember the last call.
+        state = core.to_str()
+        state = state[state.index('"added_tokens"') :]
+    told = [getattr(tokenizer, "chat_template", None), tokenizer.special_tokens_map]
+    text = state + json.dumps(told, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def token_pieces(tokenizer: Any, num_rows: int) -> list[tuple[str | None, bytes | None]]:
@@ -100,7 +103,7 @@ def _byte_rule(tokenizer: Any) -> Callable[[str], bytes]:
     parts = _decoder_parts(tokenizer)
     if "ByteLevel" in parts:
         table = _byte_alphabet()
-        return lambda name: b"".join(table.get(c, c.encode()) for c in name)
+        return lambda name: name.translate(table).encode("latin-1")
     if "ByteFallback" in parts or "Metaspace" in parts or not parts:
         return _sentencepiece_bytes
     return lambda name: str(tokenizer.convert_tokens_to_string([name])).encode()
@@ -121,12 +124,11 @@ def _sentencepiece_bytes(name: str) -> bytes:
     return bytes([int(byte[1], 16)]) if byte else name.replace("\u2581", " ").encode()
 
 
-def _byte_alphabet() -> dict[str, bytes]:
-    """Return GPT-2's alphabet: the character that stands for each of the 256 bytes."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): bytes([byte]) for byte in plain}
-    others = (byte for byte in range(256) if byte not in set(plain))
-    return table | {chr(256 + n): bytes([byte]) for n, byte in enumerate(others)}
+def _byte_alphabet() -> dict[int, int]:
+    """Return GPT-2's alphabet: the byte that each of its 256 characters stands for."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: byte for byte in plain} | {256 + n: byte for n, byte in enumerate(others)}
 
 
 def _special_ids(tokenizer: Any) -> set[int]:

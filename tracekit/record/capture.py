@@ -7,6 +7,7 @@ attention statistics are derived when a block is written, while its keys are at 
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,29 +37,81 @@ CHECKED_ROWS = 32
 
 
 @dataclass
-class _Pending:
-    """Rows of one layer that are not written yet."""
+class _Rows:
+    """New rows of one layer that wait to be written, and the keys that they see."""
 
     layer: LayerSpec
     totals: KeyTotals
     first: int = 0
-    rows: list[tuple[torch.Tensor, ...]] = field(default_factory=list)
+    queries: list[torch.Tensor] = field(default_factory=list)
     num_bytes: int = 0
-    seen: torch.Tensor | None = None
-    """Keys that the last call saw: all of them, or those in the window."""
-    tail: torch.Tensor | None = None
-    """Keys before ``first`` that a sliding layer's next rows may see."""
 
-    def add(self, parts: tuple[torch.Tensor, ...], seen: torch.Tensor) -> None:
+    def add(self, call: AttentionCall) -> None:
         """Let the rows of one call wait."""
-        self.rows.append(parts)
-        self.num_bytes += sum(part.nbytes for part in parts)
-        self.seen = seen
+        query_HQD = call.query_BHQD[0]
+        self.queries.append(query_HQD)
+        self.num_bytes += query_HQD.nbytes + self.keep(call, query_HQD.shape[1])
 
-    def clear(self, num_rows: int) -> None:
-        """Forget rows that are written."""
-        self.rows, self.num_bytes, self.seen = [], 0, None
-        self.first += num_rows
+    @abstractmethod
+    def keep(self, call: AttentionCall, num_new: int) -> int:
+        """Keep a call's new keys and values, and return the bytes that this takes."""
+
+    @abstractmethod
+    def take(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the waiting rows' keys and values, and all keys that they see."""
+
+    def clear(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries, keys, values and the keys in sight, and forget the rows."""
+        query = torch.cat(self.queries, dim=1)
+        rows = (query, *self.take(query.shape[1]))
+        self.queries, self.num_bytes = [], 0
+        self.first += query.shape[1]
+        return rows
+
+
+@dataclass
+class _FullRows(_Rows):
+    """Every call of a full layer is given all keys so far: the last call's are enough."""
+
+    key_GKD: torch.Tensor | None = None
+    value_GKD: torch.Tensor | None = None
+
+    def keep(self, call: AttentionCall, num_new: int) -> int:
+        """Keep what the cache holds anyway."""
+        del num_new
+        self.key_GKD, self.value_GKD = call.key_BGKD[0], call.value_BGKD[0]
+        return 0
+
+    def take(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Cut the new rows off the cache's tensors."""
+        assert self.key_GKD is not None
+        assert self.value_GKD is not None
+        key, value = self.key_GKD, self.value_GKD
+        self.key_GKD = self.value_GKD = None
+        return key[:, -num_rows:], value[:, -num_rows:], key
+
+
+@dataclass
+class _WindowRows(_Rows):
+    """A sliding layer forgets: new rows are copied, and keys that the next rows see are kept."""
+
+    new: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    tail_GKD: torch.Tensor | None = None
+
+    def keep(self, call: AttentionCall, num_new: int) -> int:
+        """Copy the new rows: a view would keep the whole window of every step alive."""
+        parts = (call.key_BGKD[0, :, -num_new:].clone(), call.value_BGKD[0, :, -num_new:].clone())
+        self.new.append(parts)
+        return sum(part.nbytes for part in parts)
+
+    def take(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Join the copies, after the keys that were there before."""
+        del num_rows
+        key, value = (torch.cat(parts, dim=1) for parts in zip(*self.new, strict=True))
+        seen = key if self.tail_GKD is None else torch.cat([self.tail_GKD, key], dim=1)
+        before = max(0, seen.shape[1] - ((self.layer.window or 1) - 1))
+        self.new, self.tail_GKD = [], seen[:, before:].clone()
+        return key, value, seen
 
 
 class Capture:
@@ -94,7 +147,7 @@ class Capture:
         self._with_attention = with_attention
         self._with_tensors = with_tensors
         self._dtype = dtype
-        self._layers: dict[int, _Pending] = {}
+        self._layers: dict[int, _Rows] = {}
         self._hidden: list[torch.Tensor] = []
         self._passes: list[dict[str, Any]] = []
         self._cache_rows: list[tuple[int, int, int, int, int]] = []
@@ -124,24 +177,14 @@ class Capture:
         if call.query_BHQD.shape[0] != 1:
             msg = "a sequence is recorded alone: the batch size must be 1."
             raise ModelError(msg)
-        if call.layer not in self._layers:
+        rows = self._layers.get(call.layer)
+        if rows is None:
             self._check(call, layer)
-            self._layers[call.layer] = _Pending(layer, KeyTotals.empty(layer.num_kv_heads))
-        pending = self._layers[call.layer]
-        num_new = call.query_BHQD.shape[2]
-        parts = (
-            call.query_BHQD[0],
-            call.key_BGKD[0, :, -num_new:],
-            call.value_BGKD[0, :, -num_new:],
-        )
-        if sum(part.nbytes for part in parts) >= PENDING_BYTES // len(self._spec.layers):
-            # A long prompt: write it now, without a copy.
-            self._write(pending)
-            pending.add(parts, call.key_BGKD[0])
-            self._write(pending)
-        else:
-            # The rows may be views of buffers that the next step changes or frees: copy them.
-            pending.add(tuple(part.clone() for part in parts), call.key_BGKD[0])
+            kind = _FullRows if layer.window is None else _WindowRows
+            rows = self._layers[call.layer] = kind(layer, KeyTotals.empty(layer.num_kv_heads))
+        rows.add(call)
+        if call.query_BHQD.nbytes >= PENDING_BYTES // len(self._spec.layers):
+            self._write(rows)  # a long prompt: each layer is written as it comes
 
     def forward(self, end: ForwardEnd) -> None:
         """Take the final hidden states and the cache's size after one forward pass."""
@@ -167,20 +210,19 @@ class Capture:
         )
         self._is_prefill = False
         self._clock = now
-        if sum(pending.num_bytes for pending in self._layers.values()) >= PENDING_BYTES:
+        if sum(rows.num_bytes for rows in self._layers.values()) >= PENDING_BYTES:
             self._write_all()
 
     def finish(self) -> None:
         """Write what is left: tensors, attention, keys, cache sizes, final hidden states."""
         self._write_all()
-        for index, pending in self._layers.items():
-            self._write_keys(index, pending.totals)
+        for index, rows in self._layers.items():
+            self._write_keys(index, rows.totals)
         names = ("position", "layer", "entries", "logical_bytes", "resident_bytes")
         columns = dict(
             zip(names, np.array(self._cache_rows, np.int64).reshape(-1, 5).T, strict=True)
         )
-        rows = len(self._cache_rows)
-        self._shard.append(schema.KV, rows, {"sequence_id": self._id, **columns})
+        self._shard.append(schema.KV, len(self._cache_rows), {"sequence_id": self._id, **columns})
 
     def write_hidden(self) -> None:
         """Write the final hidden states, always float32."""
@@ -222,25 +264,24 @@ class Capture:
             raise ModelError(msg)
 
     def _write_all(self) -> None:
-        for pending in self._layers.values():
-            self._write(pending)
+        for rows in self._layers.values():
+            if rows.queries:
+                self._write(rows)
 
-    def _write(self, pending: _Pending) -> None:
+    def _write(self, rows: _Rows) -> None:
         """Write a layer's waiting rows: their tensors, and the statistics of their attention."""
-        if not pending.rows:
-            return
-        query, key, value = (torch.cat(parts, dim=1) for parts in zip(*pending.rows, strict=True))
-        first, num_rows = pending.first, query.shape[1]
-        self._write_tensors(pending.layer, first, query, key, value)
-        keys, first_key = _keys_in_sight(pending, key)
-        rows = attention_rows(
-            query, keys, pending.layer, pending.totals, first_query=first, first_key=first_key
+        first = rows.first
+        query, key, value, seen = rows.clear()
+        self._write_tensors(rows.layer, first, query, key, value)
+        columns = attention_rows(
+            query,
+            seen,
+            rows.layer,
+            rows.totals,
+            first_query=first,
+            first_key=first + query.shape[1] - seen.shape[1],
         )
-        self._write_attention(pending.layer, first, num_rows, rows)
-        if pending.layer.window is not None:
-            before = max(0, keys.shape[1] - (pending.layer.window - 1))
-            pending.tail = keys[:, before:].clone()
-        pending.clear(num_rows)
+        self._write_attention(rows.layer, first, query.shape[1], columns)
 
     def _write_tensors(self, layer: LayerSpec, first: int, *tensors: torch.Tensor) -> None:
         if not self._with_tensors:
@@ -281,13 +322,3 @@ class Capture:
             "last_read": np.where(last < 0, np.nan, last),
         }
         self._shard.append(schema.KEYS, num_kv_heads * num_keys, columns)
-
-
-def _keys_in_sight(pending: _Pending, key_GKD: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return the keys that the waiting rows may see, and the position of the first of them."""
-    end = pending.first + key_GKD.shape[1]
-    if pending.seen is not None and pending.seen.shape[1] >= end:
-        return pending.seen[:, -end:], 0
-    if pending.tail is None:
-        return key_GKD, pending.first
-    return torch.cat([pending.tail, key_GKD], dim=1), pending.first - pending.tail.shape[1]

@@ -12,8 +12,6 @@ from tracekit.errors import UsageError
 from tracekit.kv.scorer import SCORERS, Needs, Preset, Scorer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tracekit.kv.view import View
 
 
@@ -69,21 +67,17 @@ class WindowAttention(Scorer):
     def score(self, view: View) -> torch.Tensor:
         """Return pooled means, [N, L, G, K]; infinite inside the window."""
         mass_NLHK = view.last_attention_NLHQK.mean(dim=-2)
-        group_of = view.layer.group_size
         is_window_K = view.position_K >= view.num_tokens - self.window
         pooled_NLGK = view.held_NLGK & ~is_window_K
-        steps: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-            "pool": lambda score: self._pool(score, pooled_NLGK),
-            "group": lambda score: self._group(score, group_of),
-        }
-        score = mass_NLHK
-        for step in self.order.split("_"):
-            score = steps[step](score)
-        return score.masked_fill(is_window_K, torch.inf)
+        if self.order == "pool_group":
+            score_NLGK = self._group(self._pool(mass_NLHK, pooled_NLGK), view)
+        else:
+            score_NLGK = self._pool(self._group(mass_NLHK, view), pooled_NLGK)
+        return score_NLGK.masked_fill(is_window_K, torch.inf)
 
-    def _group(self, score_NLHK: torch.Tensor, size: int) -> torch.Tensor:
-        """Return [N, L, G, K]."""
-        score_NLGMK = score_NLHK.unflatten(2, (-1, size))
+    def _group(self, score_NLHK: torch.Tensor, view: View) -> torch.Tensor:
+        """Return scores [N, L, G, K] of the KV heads."""
+        score_NLGMK: torch.Tensor = score_NLHK.unflatten(2, (-1, view.layer.group_size))
         return score_NLGMK.mean(3) if self.reduce == "mean" else score_NLGMK.amax(3)
 
     def _pool(self, score: torch.Tensor, pooled_NLGK: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kv.cases import KEPT, POLICIES, SEED, Case, assert_like_slow, cases, make_case
+from tracekit.errors import InputError, UsageError
+from tracekit.kv import attend
+from tracekit.kv.engine import NEVER
+from tracekit.kv.policy import parse
+from tracekit.kv.replay import Reference, replay
+from tracekit.kv.schedule import Spans
+
+
+def family(text, kept):
+    policy = parse(text)
+    return [policy] if policy.kept is not None else [policy.with_kept(one) for one in kept]
+
+
+def run(case: Case, policies, point):
+    spans = case.spans(prompt_end=point)
+    return replay(policies, case.reference, layers=case.layers, spans=spans, seed=SEED)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(min_rows=2), POLICIES, KEPT, st.data())
+def test_a_replay_equals_its_slow_twin(case, text, kept, data):
+    point = data.draw(st.integers(1, case.num_rows - 1))
+    policies = family(text, kept)
+    result = run(case, policies, point)
+    for n, policy in enumerate(policies):
+        assert_like_slow(case, policy, n, result)
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases(min_rows=2), POLICIES, KEPT, st.data())
+def test_blocks_of_any_size_give_the_same(case, text, kept, data):
+    point = data.draw(st.integers(1, case.num_rows - 1))
+    policies = family(text, kept)
+    whole = run(case, policies, point)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attend, "BLOCK_BYTES", data.draw(st.integers(1, 20_000)))
+        blocks = run(case, policies, point)
+    np.testing.assert_array_equal(blocks.evicted_at_NLGT, whole.evicted_at_NLGT)
+    np.testing.assert_array_equal(blocks.held_NLGR, whole.held_NLGR)
+    for name in ("error_sq_NLHR", "norm_sq_LHR", "cosine_NLHR", "mass_kept_NLHR"):
+        scale = 1 + np.abs(getattr(whole, name)).max()
+        np.testing.assert_allclose(
+            getattr(blocks, name) / scale, getattr(whole, name) / scale, atol=1e-7
+        )
+
+
+@pytest.mark.parametrize("text", ["random", "streaming", "h2o", "snapkv:window=4", "knorm"])
+def test_several_kept_fractions_give_what_each_gives_alone(text):
+    case = make_case(rows=30)
+    policies = family(text, [0.2, 0.5, 1.0])
+    together = run(case, policies, 16)
+    for n, policy in enumerate(policies):
+        alone = run(case, [policy], 16)
+        np.testing.assert_array_equal(together.evicted_at_NLGT[n], alone.evicted_at_NLGT[0])
+        np.testing.assert_allclose(together.error_sq_NLHR[n], alone.error_sq_NLHR[0], atol=1e-12)
+
+
+def test_a_full_cache_makes_no_error_and_evicts_nothing():
+    case = make_case(window=9, softcap=5.0)
+    result = run(case, [parse("full")], 12)
+    assert result.error_sq_NLHR.max() < 1e-25
+    assert result.num_evicted_NLG.sum() == 0
+    assert (result.evicted_at_NLGT == NEVER).all()
+    np.testing.assert_allclose(result.cosine_NLHR, 1)
+    np.testing.assert_allclose(result.mass_kept_NLHR, 1)
+    np.testing.assert_array_equal(result.held_NLGR[0, 0, 0], result.full_R)
+
+
+def test_the_cosine_of_zero_outputs_is_one_and_of_one_zero_output_is_zero():
+    case = make_case(rows=10)
+    case.value_LGTD[0] = 0
+    case.value_LGTD[1, :, 1:] = 0
+    result = run(case, [parse("window:kept=0.3")], 6)
+    np.testing.assert_array_equal(result.cosine_NLHR[0, 0], 1)
+    np.testing.assert_array_equal(result.cosine_NLHR[0, 1], 0)
+
+
+def test_a_budget_that_a_sliding_layer_cannot_use_is_flagged_and_a_smaller_one_is_not():
+    case = make_case(rows=30, window=8)
+    result = run(case, family("knorm", [0.1, 0.9]), 20)
+    assert result.is_clamped_N.tolist() == [False, True]
+    assert result.num_evicted_NLG[1].sum() == 0
+    assert (result.num_evicted_NLG[0] == 8 - 2).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_recorded_types_are_read_as_float32(dtype):
+    case = make_case()
+    arrays = [torch.tensor(a).to(dtype) for a in (case.query_LHTD, case.key_LGTD, case.value_LGTD)]
+    names = ("query_LHTD", "key_LGTD", "value_LGTD")
+    spans, policies = case.spans(prompt_end=12), family("h2o", [0.3, 0.6])
+    results = [
+        replay(
+            policies,
+            Reference(**dict(zip(names, tensors, strict=True)), layer=case.layer),
+            layers=case.layers,
+            spans=spans,
+            seed=SEED,
+        )
+        for tensors in (arrays, [array.float() for array in arrays])
+    ]
+    np.testing.assert_array_equal(results[0].error_sq_NLHR, results[1].error_sq_NLHR)
+    assert results[0].error_sq_NLHR.dtype == np.float32
+
+
+def test_a_reference_serves_families_in_any_order_and_computes_shared_rows_once():
+    case = make_case()
+    spans, reference = case.spans(prompt_end=12), case.reference
+    first = reference.full(12, 24)
+    for text in ("knorm:kept=0.5", "h2o:kept=0.5", "h2o:kept=0.5,every=5", "knorm:kept=0.5,at=7"):
+        shared = replay([parse(text)], reference, layers=case.layers, spans=spans, seed=SEED)
+        alone = run(case, [parse(text)], 12)
+        np.testing.assert_array_equal(shared.error_sq_NLHR, alone.error_sq_NLHR)
+    assert reference.full(12, 24) is first
+
+
+@pytest.mark.parametrize("ends", [{"prompt_end": 24}, {"prompt_end": 25}, {"prompt_end": 0}])
+def test_a_sequence_without_a_row_before_or_after_the_point_gives_none(ends):
+    case = make_case()
+    assert case.num_rows == 24
+    policy = parse("knorm:kept=0.5")
+    spans = case.spans(**ends)
+    assert replay([policy], case.reference, layers=case.layers, spans=spans, seed=SEED) is None
+
+
+def test_a_single_token_gives_none_for_any_point():
+    case = make_case(rows=1)
+    spans = Spans(num_tokens=1)
+    policy = parse("h2o:kept=0.5")
+    assert replay([policy], case.reference, layers=case.layers, spans=spans, seed=SEED) is None
+
+
+def test_a_score_that_is_no_number_names_policy_layer_and_head():
+    case = make_case()
+    case.key_LGTD[1, 1, 5] = np.nan
+    with pytest.raises(InputError, match=r"'knorm' .* position 5 in layer 4, KV head 1, after 12"):
+        run(case, [parse("knorm:kept=0.5")], 12)
+
+
+def test_policies_of_two_families_or_without_an_amount_are_refused():
+    case = make_case()
+    for texts in (["knorm:kept=0.5", "random:kept=0.5"], ["knorm"]):
+        with pytest.raises(UsageError, match="one family"):
+            run(case, [parse(text) for text in texts], 12)
+
+
+def test_recorded_rows_are_not_written_to():
+    case = make_case()
+    before = [a.copy() for a in (case.query_LHTD, case.key_LGTD, case.value_LGTD)]
+    run(case, [parse("h2o:kept=0.5")], 12)
+    after = (case.query_LHTD, case.key_LGTD, case.value_LGTD)
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)

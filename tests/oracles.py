@@ -1,0 +1,173 @@
+"""Slow, obvious twins of the KV engine, written by loops from the formulas.
+
+One layer, one kept amount, one row at a time, float64, plain sets of positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from tracekit.spec import LayerSpec
+
+
+@dataclass
+class SlowLayer:
+    """The cache of one layer: what each KV head holds, and what its keys have received."""
+
+    layer: LayerSpec
+    query_HTD: np.ndarray
+    key_GTD: np.ndarray
+    value_GTD: np.ndarray
+    group_reduce: str = "mean"
+    seen: int = 0
+    held: list[set[int]] = field(default_factory=list)
+    received: list[dict[int, float]] = field(default_factory=list)
+    evicted_at: list[dict[int, int]] = field(default_factory=list)
+    clipped: bool = False
+
+    def __post_init__(self) -> None:
+        for _ in range(self.layer.num_kv_heads):
+            self.held.append(set())
+            self.received.append(defaultdict(float))
+            self.evicted_at.append({})
+
+    def heads_of(self, group: int) -> range:
+        size = self.layer.group_size
+        return range(group * size, (group + 1) * size)
+
+    def step(self) -> list[np.ndarray]:
+        """Read one row; return the attention output of each query head."""
+        position, outputs = self.seen, []
+        self.seen += 1
+        for g in range(self.layer.num_kv_heads):
+            self.held[g].add(position)
+            self._leave_window(g)
+            rows = [self.attention(h, position, self.held[g]) for h in self.heads_of(g)]
+            for j in self.held[g]:
+                self.received[g][j] += reduce([row[j] for row in rows], self.group_reduce)
+            for row in rows:
+                zero = np.zeros(self.value_GTD.shape[-1])
+                outputs.append(sum((a * self.value_GTD[g, j] for j, a in row.items()), zero))
+        return outputs
+
+    def attention(self, head: int, position: int, keys: Collection[int]) -> dict[int, float]:
+        """Return the softmax of one row over the keys among ``keys`` that it may see."""
+        window = self.layer.window or math.inf
+        group = head // self.layer.group_size
+        logits = {}
+        for j in keys:
+            if position - window < j <= position:
+                dot = float(self.query_HTD[head, position] @ self.key_GTD[group, j])
+                logit = self.layer.scale * dot
+                if self.layer.softcap is not None:
+                    logit = self.layer.softcap * math.tanh(logit / self.layer.softcap)
+                logits[j] = logit
+        all_logits = list(logits.values())
+        if self.layer.sinks is not None:
+            all_logits.append(self.layer.sinks[head])
+        peak = max(all_logits, default=0.0)
+        total = sum(math.exp(logit - peak) for logit in all_logits)
+        return {j: math.exp(logit - peak) / total for j, logit in logits.items()}
+
+    def decide(
+        self,
+        score: Callable[[SlowLayer, int], dict[int, float]],
+        budget: int,
+        sinks: int,
+        recent: int,
+    ) -> None:
+        """Evict down to the budget."""
+        for g in range(self.layer.num_kv_heads):
+            scores = score(self, g)
+            first = [j for j in sorted(self.held[g]) if j < sinks]
+            newest = [j for j in sorted(self.held[g], reverse=True) if j >= self.seen - recent]
+            newest = [j for j in newest if j not in first]
+            others = self.held[g] - set(first) - set(newest)
+            by_score = sorted(others, key=lambda j, s=scores: (float(np.float32(s[j])), j))[::-1]
+            self.clipped |= len(first) + len(newest) > budget
+            for j in [*first, *newest, *by_score][budget:]:
+                self.held[g].remove(j)
+                self.evicted_at[g][j] = self.seen
+
+    def _leave_window(self, group: int) -> None:
+        if self.layer.window is not None:
+            self.held[group] = {j for j in self.held[group] if j >= self.seen - self.layer.window}
+
+
+def reduce(values: list[float], how: str) -> float:
+    """Return mean, max or sum."""
+    return {"mean": lambda v: sum(v) / len(v), "max": max, "sum": sum}[how](values)
+
+
+def zero_scores(cache: SlowLayer, group: int) -> dict[int, float]:
+    """Score of ``full``."""
+    return dict.fromkeys(cache.held[group], 0.0)
+
+
+def recency_scores(cache: SlowLayer, group: int) -> dict[int, float]:
+    """Score of ``streaming`` and ``window``: the position."""
+    return {j: float(j) for j in cache.held[group]}
+
+
+def key_norm_scores(cache: SlowLayer, group: int) -> dict[int, float]:
+    """Score of ``knorm``: minus the norm."""
+    return {j: -math.sqrt(sum(x * x for x in cache.key_GTD[group, j])) for j in cache.held[group]}
+
+
+def received_scores(cache: SlowLayer, group: int) -> dict[int, float]:
+    """Score of ``h2o``: attention received so far."""
+    return {j: cache.received[group][j] for j in cache.held[group]}
+
+
+def random_scores(seed: int) -> Callable[[SlowLayer, int], dict[int, float]]:
+    """Score of ``random``: splitmix64 of seed, layer, KV head and position, its first 24 bits."""
+
+    def mix(value: int) -> int:
+        value = (value + 0x9E3779B97F4A7C15) % 2**64
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
+        return value ^ (value >> 31)
+
+    def score(cache: SlowLayer, group: int) -> dict[int, float]:
+        state = mix(mix(mix(seed % 2**64) ^ cache.layer.index) ^ group)
+        return {j: (mix(state ^ j) >> 40) / 2**24 for j in cache.held[group]}
+
+    return score
+
+
+def window_scores(
+    window: int, kernel: int, pool: str, group_reduce: str, order: str
+) -> Callable[[SlowLayer, int], dict[int, float]]:
+    """Score of ``snapkv``: mean attention of the last rows, pooled over neighbours in the cache."""
+
+    def score(cache: SlowLayer, group: int) -> dict[int, float]:
+        rows = range(max(0, cache.seen - window), cache.seen)
+        keys = sorted(cache.held[group])
+        line_keys = [j for j in keys if j < cache.seen - window]
+        lines = []
+        for head in cache.heads_of(group):
+            attention = [cache.attention(head, q, keys) for q in rows]
+            lines.append([sum(row.get(j, 0.0) for row in attention) / len(rows) for j in line_keys])
+        if order == "pool_group":
+            lines = [pooled(line, kernel, pool) for line in lines]
+        line = [reduce(list(values), group_reduce) for values in zip(*lines, strict=True)]
+        if order == "group_pool":
+            line = pooled(line, kernel, pool)
+        return dict.fromkeys(keys, math.inf) | dict(zip(line_keys, line, strict=True))
+
+    return score
+
+
+def pooled(line: list[float], kernel: int, how: str) -> list[float]:
+    """Return the mean (zeros beyond the ends) or maximum of each number's neighbourhood."""
+    half, padded = kernel // 2, [0.0] * (kernel // 2) + line + [0.0] * (kernel // 2)
+    parts = [padded[i : i + 2 * half + 1] for i in range(len(line))]
+    return [sum(part) / kernel if how == "avg" else max(part) for part in parts]

@@ -1,0 +1,190 @@
+"""One sequence through the engine: means over steps, costs, edges, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import oracles_vocab as slow
+from tests.vocab.cases import OWN, make_case
+from tracekit import schema
+from tracekit.errors import InputError, TracekitError, UsageError
+from tracekit.vocab import engine
+from tracekit.vocab.engine import VocabCell
+from tracekit.vocab.estimator import ESTIMATORS, CausalEstimator, Cost, Estimator, parse_estimator
+from tracekit.vocab.estimators.lowrank import LowRank
+from tracekit.vocab.estimators.oracle import Oracle
+from tracekit.vocab.estimators.previous import Previous
+
+if TYPE_CHECKING:
+    from tracekit.vocab.view import View
+
+
+def everything() -> list[Estimator]:
+    return [parse_estimator(name) for name in ESTIMATORS.names()]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 5), st.sampled_from([0.0, 1.0, 20.0]))
+def test_a_cell_is_the_mean_over_steps_of_the_explicit_sets(
+    seed: int, num_pinned: int, spread: float
+) -> None:
+    case = make_case(seed, num_pinned=num_pinned, spread=spread, has_bias=True)
+    sizes = [1, 4, 9, 22, 23, 40]
+    logits, pinned = case.logits(), case.pinned_ids.tolist()
+    estimators: list[Estimator] = [*everything(), Previous(top=3), LowRank(rank=2)]
+    cells = iter(case.evaluate(estimators, sizes))
+    for estimator in estimators:
+        ranked = case.candidates(estimator, case.width)
+        for size in sizes:
+            steps = [
+                slow.covered(logits[row], ids, pinned, size, int(case.token_ids_T[row + 1]))
+                for row, ids in zip(case.scored_S.tolist(), ranked, strict=True)
+            ]
+            cell = next(cells)
+            assert (cell.estimator, cell.size) == (estimator.text, size)
+            assert cell.num_scored == len(steps)
+            for name in steps[0]:
+                wanted = math.fsum(step[name] for step in steps) / len(steps)
+                assert getattr(cell, name) == pytest.approx(wanted, rel=1e-5, abs=1e-6), name
+    assert next(cells, None) is None
+
+
+def test_the_fields_of_a_cell_are_columns_of_the_results() -> None:
+    cells = make_case().evaluate([Oracle()], [4])
+    columns = {column.name for column in schema.VOCAB_RESULTS.columns}
+    assert set(asdict(cells[0])) <= columns
+    assert columns - set(asdict(cells[0])) == {"sequence_id", "domain", "controller", "bucket"}
+
+
+def test_costs_are_fractions_of_the_full_head() -> None:
+    case = make_case(num_pinned=2)
+    frequency, oracle, lowrank = (
+        case.evaluate([parse_estimator(text)], [5])[0]
+        for text in ("frequency", "oracle", "lowrank:rank=2")
+    )
+    assert frequency.cost_frac == frequency.macs_frac == pytest.approx(7 / 23)
+    assert oracle.cost_frac == oracle.macs_frac == pytest.approx(1 + 7 / 23)
+    preview = 2 * (6 + 23) / (6 * 23)
+    assert lowrank.cost_frac == lowrank.macs_frac == pytest.approx(preview + 7 / 23)
+
+
+def test_blocks_of_steps_change_no_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case(1, scored=[1, 2, 5, 6, 7])
+    whole = case.evaluate(everything(), [3, 9])
+    monkeypatch.setattr(engine, "BLOCK_NUMBERS", 1)
+    for small, large in zip(case.evaluate(everything(), [3, 9]), whole, strict=True):
+        assert (small.estimator, small.size) == (large.estimator, large.size)
+        assert small.set_size_mean == large.set_size_mean
+        assert small.mass == pytest.approx(large.mass, rel=1e-6)
+        assert small.nll_backoff == pytest.approx(large.nll_backoff, rel=1e-6)
+
+
+def test_one_estimator_alone_gives_what_it_gives_among_others() -> None:
+    case = make_case(2)
+    together = case.evaluate(everything(), [2, 8])
+    alone = [cell for one in everything() for cell in case.evaluate([one], [2, 8])]
+    assert together == alone
+
+
+def test_the_order_of_sizes_is_the_callers() -> None:
+    case = make_case(3)
+    up, down = case.evaluate([Oracle()], [2, 8]), case.evaluate([Oracle()], [8, 2])
+    assert up == down[::-1]
+
+
+def test_one_scored_step_and_one_token_of_vocabulary_are_enough() -> None:
+    (cell,) = make_case(scored=[4]).evaluate([Oracle()], [1])
+    assert cell.num_scored == 1
+    for one in make_case(width=1, num_pinned=0).evaluate(everything(), [1]):
+        assert (one.mass, one.nll_full, one.set_size_mean) == (1, 0, 1)
+
+
+def test_a_vocabulary_that_is_pinned_whole_is_the_full_head() -> None:
+    case = make_case(num_pinned=23)
+    for cell in case.evaluate(everything(), [1]):
+        assert (cell.mass, cell.hit_chosen, cell.set_size_mean) == (1, 1, 23)
+
+
+def test_a_pinned_token_that_is_given_twice_counts_once() -> None:
+    case = make_case()
+    twice = case.but(pinned_ids=torch.cat([case.pinned_ids, case.pinned_ids]))
+    assert twice.evaluate(everything(), [4]) == case.evaluate(everything(), [4])
+
+
+def test_nothing_scored_gives_no_cells() -> None:
+    assert make_case(scored=[]).evaluate(everything(), [4]) == []
+
+
+def test_no_estimators_give_no_cells() -> None:
+    assert make_case().evaluate([], [4]) == []
+
+
+def test_half_precision_states_and_weights_are_read() -> None:
+    case = make_case(4)
+    head = type(case.head)(case.head.weight_VE.bfloat16(), None, case.head.spec)
+    half = case.but(head=head, hidden_TE=case.hidden_TE.bfloat16())
+    assert all(0 < cell.mass < 1 for cell in half.evaluate(everything(), [4]))
+
+
+def test_masked_logits_are_tokens_of_no_mass() -> None:
+    case = make_case(5, has_bias=True)
+    assert case.head.bias_V is not None
+    bias_V = case.head.bias_V.clone()
+    bias_V[[1, 5]] = -math.inf
+    masked = case.but(head=type(case.head)(case.head.weight_VE, bias_V, case.head.spec))
+    (cell,) = masked.evaluate([Oracle()], [21])
+    assert cell.mass == 1
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("row", [3, 6])
+def test_a_step_without_a_distribution_is_named(bad: float, row: int) -> None:
+    case = make_case(scored=[4, 5, 6])
+    hidden_TE = case.hidden_TE.clone()
+    hidden_TE[row, 0] = bad
+    with pytest.raises(InputError, match=f"position {row} "):
+        case.but(hidden_TE=hidden_TE).evaluate([Oracle()], [4])
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [4, -1]])
+def test_sizes_that_are_none_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(UsageError, match="sizes"):
+        make_case().evaluate([Oracle()], sizes)
+
+
+@dataclass(frozen=True)
+class Repeats(CausalEstimator):
+    """Rank one token over and over."""
+
+    name: ClassVar[str] = "repeats"
+
+    def ranking(self, view: View, limit: int) -> torch.Tensor:
+        return torch.zeros((view.num_steps, limit), dtype=torch.int64)
+
+    def cost(self, head: object, size: int) -> Cost:
+        return Cost()
+
+
+def test_an_estimator_that_ranks_a_token_twice_is_named() -> None:
+    with pytest.raises(TracekitError, match="estimator repeats: a ranking holds a token twice"):
+        make_case(num_pinned=0).evaluate([Repeats()], [4])
+
+
+def test_a_cell_knows_nothing_of_its_own_prompt() -> None:
+    case = make_case(6)
+    loud = case.but(trace=(*case.trace, *[(OWN, 22)] * 1000))
+    frequency = [parse_estimator("frequency")]
+    assert loud.evaluate(frequency, [4]) == case.evaluate(frequency, [4])
+
+
+def test_cells_are_plain_numbers() -> None:
+    for cell in make_case().evaluate(everything(), [4]):
+        assert isinstance(cell, VocabCell)
+        assert {type(value) for value in asdict(cell).values()} == {str, int, float}
