@@ -90,7 +90,7 @@ def lowrank_preview(
     weight_VE: np.ndarray, bias_V: np.ndarray | None, hidden_E: np.ndarray, rank: int
 ) -> np.ndarray:
     u, s, v = np.linalg.svd(weight_VE.astype(np.float64), full_matrices=False)
-    cut = u[:, :rank] @ np.diag(s[:rank]) @ v[:rank]
+    cut: np.ndarray = u[:, :rank] @ np.diag(s[:rank]) @ v[:rank]
     return cut @ hidden_E.astype(np.float64) + (0.0 if bias_V is None else bias_V)
 
 

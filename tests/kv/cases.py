@@ -100,26 +100,25 @@ def cases(draw: st.DrawFn, *, min_rows: int = 1) -> Case:
     )
 
 
-POLICIES = st.sampled_from(
-    [
-        "full",
-        "random",
-        "random:every=3",
-        "streaming",
-        "streaming:every=1",
-        "window:recent=0.5,sinks=1",
-        "h2o",
-        "h2o:every=4,reduce=max",
-        "h2o:reduce=sum,sinks=2,recent=3",
-        "h2o:at=prompt",
-        "snapkv:window=3",
-        "snapkv:window=2,kernel=3,pool=max,order=group_pool,reduce=max",
-        "snapkv:window=5,kernel=3,pool=max,recent=2,every=4",
-        "snapkv:window=4,kernel=1,reduce=max,recent=0,sinks=3",
-        "knorm",
-        "knorm:every=2,recent=2",
-    ]
-)
+TEXTS = [
+    "full",
+    "random",
+    "random:every=3",
+    "streaming",
+    "streaming:every=1",
+    "window:recent=0.5,sinks=1",
+    "h2o",
+    "h2o:every=4,reduce=max",
+    "h2o:reduce=sum,sinks=2,recent=3",
+    "h2o:at=prompt",
+    "snapkv:window=3",
+    "snapkv:window=2,kernel=3,pool=max,order=group_pool,reduce=max",
+    "snapkv:window=5,kernel=3,pool=max,recent=2,every=4",
+    "snapkv:window=4,kernel=1,reduce=max,recent=0,sinks=3",
+    "knorm",
+    "knorm:every=2,recent=2",
+]
+POLICIES = st.sampled_from(TEXTS)
 KEPT = st.lists(st.sampled_from([0.05, 0.1, 0.25, 0.3, 0.5, 0.9, 1.0]), min_size=1, max_size=3)
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kv.cases import KEPT, POLICIES, SEED, Case, assert_like_slow, cases, make_case
+from tests.kv.cases import KEPT, POLICIES, SEED, TEXTS, Case, assert_like_slow, cases, make_case
 from tracekit.errors import InputError, UsageError
 from tracekit.kv import attend
 from tracekit.kv.engine import NEVER
@@ -31,6 +31,17 @@ def test_a_replay_equals_its_slow_twin(case, text, kept, data):
     point = data.draw(st.integers(1, case.num_rows - 1))
     policies = family(text, kept)
     result = run(case, policies, point)
+    for n, policy in enumerate(policies):
+        assert_like_slow(case, policy, n, result)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("spec", [{}, {"window": 14, "softcap": 5.0}, {"sinks": (0.0, 2.0, 1.0)}])
+def test_a_replay_of_a_longer_text_equals_its_slow_twin(text, spec):
+    groups, group_size = (3, 1) if spec else (2, 3)
+    case = make_case(rows=40, groups=groups, group_size=group_size, **spec)
+    policies = family(text, [0.25, 0.5])
+    result = run(case, policies, 28)
     for n, policy in enumerate(policies):
         assert_like_slow(case, policy, n, result)
 

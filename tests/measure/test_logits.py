@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,10 +47,10 @@ def test_every_statistic_equals_its_definition(
     case: tuple[torch.Tensor, torch.Tensor, int], temperature: float, top_k: int
 ) -> None:
     logits_TV, target_T, num_tokens = case
-    settings_ = {"num_tokens": num_tokens, "temperature": temperature, "top_k": top_k}
-    fast = step_statistics(logits_TV, target_T, **settings_)
+    asked: dict[str, Any] = {"num_tokens": num_tokens, "temperature": temperature, "top_k": top_k}
+    fast = step_statistics(logits_TV, target_T, **asked)
     for t, row in enumerate(logits_TV.tolist()):
-        twin = slow.statistics(row, int(target_T[t]), **settings_)
+        twin = slow.statistics(row, int(target_T[t]), **asked)
         assert set(twin) == set(fast)
         for name, wanted in twin.items():
             np.testing.assert_allclose(fast[name][t], wanted, rtol=1e-6, atol=1e-6, err_msg=name)

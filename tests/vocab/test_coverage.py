@@ -17,8 +17,9 @@ LOGITS = st.one_of(st.floats(-30, 30), st.integers(-2, 2).map(float))
 
 
 def truth(logits_SV: list[list[float]], chosen_S: list[int], pinned_P: list[int]) -> Truth:
-    logp_SV = torch.tensor(logits_SV, dtype=torch.float64).log_softmax(1)
-    return Truth(logp_SV, torch.tensor(chosen_S), torch.tensor(pinned_P, dtype=torch.int64))
+    wide_SV = torch.tensor(logits_SV, dtype=torch.float64)
+    pinned = torch.tensor(pinned_P, dtype=torch.int64)
+    return Truth.of(wide_SV, torch.tensor(chosen_S), pinned)
 
 
 @st.composite

@@ -91,6 +91,7 @@ def test_one_estimator_alone_gives_what_it_gives_among_others() -> None:
     together = case.evaluate(everything(), [2, 8])
     alone = [cell for one in everything() for cell in case.evaluate([one], [2, 8])]
     assert together == alone
+    assert case.evaluate([Oracle(), Oracle()], [2]) == case.evaluate([Oracle()], [2]) * 2
 
 
 def test_the_order_of_sizes_is_the_callers() -> None:

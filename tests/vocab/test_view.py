@@ -31,7 +31,7 @@ def known() -> Known:
 @pytest.mark.parametrize("what", READS)
 def test_reading_what_was_not_declared_raises_and_names_it(what: str) -> None:
     others = {name: True for name in READS if name not in (what, "previous")}
-    needs = Needs(**others, previous=0 if what == "previous" else 2)  # type: ignore[arg-type]
+    needs = Needs(**others, previous=0 if what == "previous" else 2)
     with pytest.raises(TracekitError, match=f"mine reads '{what}'"):
         READS[what](View(known(), needs, "mine"))
 

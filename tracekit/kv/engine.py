@@ -178,13 +178,8 @@ class Engine:
     def _attend(self, query_LHQD: torch.Tensor, held_NLGK: torch.Tensor) -> torch.Tensor:
         """Return the weights of the last rows before the end of ``held``: [L, G, N, M, Q, K]."""
         num_rows, num_keys = query_LHQD.shape[-2], held_NLGK.shape[-1]
-        seen_QK = visible_QK(
-            self.layer,
-            num_rows,
-            num_keys,
-            first_query=num_keys - num_rows,
-            device=held_NLGK.device,
-        )
+        first, device = num_keys - num_rows, held_NLGK.device
+        seen_QK = visible_QK(self.layer, num_rows, num_keys, first_query=first, device=device)
         logits_LHQK = logits_HQK(query_LHQD, self._key.all[..., :num_keys, :], self.layer)
         return seen_weights(logits_LHQK, held_NLGK[..., None, :] & seen_QK, self.layer)
 

@@ -83,10 +83,10 @@ class Reference:
         """Return attention of one of the ``blocks``, K = ``end``."""
         if (start, end) in self._blocks:
             return self._blocks[start, end]
-        query_LHQD, key_LGKD, value_LGKD = (*self.rows(start, end)[:1], *self.rows(0, end)[1:])
-        seen_QK = visible_QK(
-            self.layer, end - start, end, first_query=start, device=query_LHQD.device
-        )
+        query_LHQD = self.query_LHTD[..., start:end, :]
+        _, key_LGKD, value_LGKD = self.rows(0, end)
+        device = query_LHQD.device
+        seen_QK = visible_QK(self.layer, end - start, end, first_query=start, device=device)
         logits_LHQK = logits_HQK(query_LHQD, key_LGKD, self.layer)
         weights_LHQK = weights_HQK(logits_LHQK.masked_fill_(~seen_QK, -torch.inf), self.layer)
         block = FullRows(weights_LHQK, outputs_HQD(weights_LHQK, value_LGKD))
@@ -209,13 +209,8 @@ def _measure(engine: Engine, output_NLHQD: torch.Tensor, full: FullRows) -> _Mea
     """Compare the newest rows with the same rows under the full cache."""
     num_rows, num_keys = output_NLHQD.shape[-2], engine.num_tokens
     stays_NLGK = (engine.evicted_at_NLGK == NEVER).to(output_NLHQD.dtype)
-    seen_QK = visible_QK(
-        engine.layer,
-        num_rows,
-        num_keys,
-        first_query=num_keys - num_rows,
-        device=output_NLHQD.device,
-    )
+    first, device = num_keys - num_rows, output_NLHQD.device
+    seen_QK = visible_QK(engine.layer, num_rows, num_keys, first_query=first, device=device)
     weights_LHQK = full.weights_LHQK[..., :num_keys]
     weights = weights_LHQK.reshape(*stays_NLGK.shape[1:3], -1, num_keys)
     mass = weights @ stays_NLGK.permute(1, 2, 3, 0)

@@ -15,7 +15,7 @@ from tracekit.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-BLOCK_NUMBERS = 1 << 20
+BLOCK_NUMBERS = 1 << 19
 """Logits in one block; its float64 temporaries stay below 100 MB."""
 
 SUPPORTS = (90, 95, 99)

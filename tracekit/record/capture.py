@@ -20,6 +20,7 @@ from tracekit.measure.tensors import to_numpy
 from tracekit.model.cache_bytes import cache_layers
 from tracekit.model.read_spec import CHECK_GATES, check_attention
 from tracekit.record.attention_stats import KeyTotals, attention_rows
+from tracekit.record.buffer import RowBuffer
 
 if TYPE_CHECKING:
     from tracekit.model.tap import AttentionCall, ForwardEnd
@@ -43,18 +44,21 @@ class _Rows:
     layer: LayerSpec
     totals: KeyTotals
     first: int = 0
-    queries: list[torch.Tensor] = field(default_factory=list)
-    num_bytes: int = 0
+    queries: RowBuffer = field(default_factory=RowBuffer)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that wait."""
+        return self.queries.num_bytes
 
     def add(self, call: AttentionCall) -> None:
         """Let the rows of one call wait."""
-        query_HQD = call.query_BHQD[0]
-        self.queries.append(query_HQD)
-        self.num_bytes += query_HQD.nbytes + self.keep(call, query_HQD.shape[1])
+        self.queries.append(call.query_BHQD[0])
+        self.keep(call, call.query_BHQD.shape[2])
 
     @abstractmethod
-    def keep(self, call: AttentionCall, num_new: int) -> int:
-        """Keep a call's new keys and values, and return the bytes that this takes."""
+    def keep(self, call: AttentionCall, num_new: int) -> None:
+        """Keep a call's new keys and values."""
 
     @abstractmethod
     def take(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -62,9 +66,9 @@ class _Rows:
 
     def clear(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys, values and the keys in sight, and forget the rows."""
-        query = torch.cat(self.queries, dim=1)
+        query = self.queries.joined()
         rows = (query, *self.take(query.shape[1]))
-        self.queries, self.num_bytes = [], 0
+        self.queries = RowBuffer()
         self.first += query.shape[1]
         return rows
 
@@ -76,11 +80,10 @@ class _FullRows(_Rows):
     key_GKD: torch.Tensor | None = None
     value_GKD: torch.Tensor | None = None
 
-    def keep(self, call: AttentionCall, num_new: int) -> int:
+    def keep(self, call: AttentionCall, num_new: int) -> None:
         """Keep what the cache holds anyway."""
         del num_new
         self.key_GKD, self.value_GKD = call.key_BGKD[0], call.value_BGKD[0]
-        return 0
 
     def take(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Cut the new rows off the cache's tensors."""
@@ -95,22 +98,27 @@ class _FullRows(_Rows):
 class _WindowRows(_Rows):
     """A sliding layer forgets: new rows are copied, and keys that the next rows see are kept."""
 
-    new: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    keys: RowBuffer = field(default_factory=RowBuffer)
+    values: RowBuffer = field(default_factory=RowBuffer)
     tail_GKD: torch.Tensor | None = None
 
-    def keep(self, call: AttentionCall, num_new: int) -> int:
-        """Copy the new rows: a view would keep the whole window of every step alive."""
-        parts = (call.key_BGKD[0, :, -num_new:].clone(), call.value_BGKD[0, :, -num_new:].clone())
-        self.new.append(parts)
-        return sum(part.nbytes for part in parts)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that wait."""
+        return self.queries.num_bytes + self.keys.num_bytes + self.values.num_bytes
+
+    def keep(self, call: AttentionCall, num_new: int) -> None:
+        """Copy the new rows."""
+        self.keys.append(call.key_BGKD[0, :, -num_new:])
+        self.values.append(call.value_BGKD[0, :, -num_new:])
 
     def take(self, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Join the copies, after the keys that were there before."""
         del num_rows
-        key, value = (torch.cat(parts, dim=1) for parts in zip(*self.new, strict=True))
+        key, value = self.keys.joined(), self.values.joined()
         seen = key if self.tail_GKD is None else torch.cat([self.tail_GKD, key], dim=1)
         before = max(0, seen.shape[1] - ((self.layer.window or 1) - 1))
-        self.new, self.tail_GKD = [], seen[:, before:].clone()
+        self.keys, self.values, self.tail_GKD = RowBuffer(), RowBuffer(), seen[:, before:].clone()
         return key, value, seen
 
 
@@ -148,7 +156,7 @@ class Capture:
         self._with_tensors = with_tensors
         self._dtype = dtype
         self._layers: dict[int, _Rows] = {}
-        self._hidden: list[torch.Tensor] = []
+        self._hidden = RowBuffer()
         self._passes: list[dict[str, Any]] = []
         self._cache_rows: list[tuple[int, int, int, int, int]] = []
         self._is_prefill = True
@@ -157,12 +165,12 @@ class Capture:
     @property
     def num_rows(self) -> int:
         """Positions that went through the model."""
-        return sum(len(rows) for rows in self._hidden)
+        return self._hidden.num_rows
 
     @property
     def hidden_TE(self) -> torch.Tensor:
         """Final hidden states, float32, on the model's device."""
-        return torch.cat(self._hidden)
+        return self._hidden.joined()
 
     def begin_turn(self) -> None:
         """Tell that the next forward pass reads a prompt."""
@@ -188,7 +196,7 @@ class Capture:
 
     def forward(self, end: ForwardEnd) -> None:
         """Take the final hidden states and the cache's size after one forward pass."""
-        self._hidden.append(end.hidden_BTE[0].float().clone())
+        self._hidden.append(end.hidden_BTE[0].float())
         now = time.perf_counter()
         layers = cache_layers(end.cache) if end.cache is not None else []
         position = self.num_rows
@@ -265,7 +273,7 @@ class Capture:
 
     def _write_all(self) -> None:
         for rows in self._layers.values():
-            if rows.queries:
+            if rows.queries.num_rows:
                 self._write(rows)
 
     def _write(self, rows: _Rows) -> None:

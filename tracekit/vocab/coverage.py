@@ -22,6 +22,8 @@ class Truth:
     ----------
     logp_SV
         Log-probabilities under the full head, float64 [S, V].
+    best_S
+        Most likely token of each step, the lowest id of equal ones.
     chosen_S
         Recorded token of each step.
     pinned_P
@@ -29,8 +31,16 @@ class Truth:
     """
 
     logp_SV: torch.Tensor
+    best_S: torch.Tensor
     chosen_S: torch.Tensor
     pinned_P: torch.Tensor
+
+    @classmethod
+    def of(cls, logits_SV: torch.Tensor, chosen_S: torch.Tensor, pinned_P: torch.Tensor) -> Truth:
+        """Return the truth of logits of any floating type."""
+        logp_SV = logits_SV.double().log_softmax(1)
+        # Taken from the logits: the shift to log-probabilities may make two of them equal.
+        return cls(logp_SV, logits_SV.argmax(1), chosen_S, pinned_P)
 
 
 def coverage(truth: Truth, ids_SK: torch.Tensor, sizes: Sequence[int]) -> dict[str, torch.Tensor]:
@@ -74,13 +84,12 @@ def coverage(truth: Truth, ids_SK: torch.Tensor, sizes: Sequence[int]) -> dict[s
     mass_SN, tail_SN = mass_SN.masked_fill(whole_N, 0), tail_SN.masked_fill(whole_N, -torch.inf)
     neg_log_mass_SN = neg_log_mass_nats(mass_SN, tail_SN)
 
-    chosen_S, best_S = truth.chosen_S, truth.logp_SV.argmax(1)
-    has_chosen_SN = _holds(truth, ids_SK, chosen_S, end_N) | whole_N
-    nll_S1 = -truth.logp_SV.gather(1, chosen_S[:, None])
+    has_chosen_SN = _holds(truth, ids_SK, truth.chosen_S, end_N) | whole_N
+    nll_S1 = -truth.logp_SV.gather(1, truth.chosen_S[:, None])
     spread_SN = torch.log((num_rows - count_SN).clamp_min(1).double()) - tail_SN
     return {
         "hit_chosen": has_chosen_SN.double(),
-        "hit_argmax": (_holds(truth, ids_SK, best_S, end_N) | whole_N).double(),
+        "hit_argmax": (_holds(truth, ids_SK, truth.best_S, end_N) | whole_N).double(),
         "mass": torch.exp(-neg_log_mass_SN),
         "neg_log_mass_nats": neg_log_mass_SN,
         "set_size_mean": count_SN.double(),

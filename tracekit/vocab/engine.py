@@ -107,7 +107,7 @@ def evaluate(
         raise UsageError(msg)
     pinned_P = pinned_ids.unique()
     limit = min(max(sizes) + len(pinned_P), head.spec.num_rows)
-    totals: dict[str, list[dict[str, torch.Tensor]]] = {one.text: [] for one in estimators}
+    covered: list[list[dict[str, torch.Tensor]]] = [[] for _ in estimators]
     for block in blocks(
         hidden_TE=hidden_TE,
         token_ids_T=token_ids_T,
@@ -116,20 +116,19 @@ def evaluate(
         fit=fit,
         num_top=max((one.needs.previous for one in estimators), default=0),
     ):
-        truth = Truth(block.logits_SV.double().log_softmax(1), block.chosen_S, pinned_P)
-        for one in estimators:
+        truth = Truth.of(block.logits_SV, block.chosen_S, pinned_P)
+        for one, parts in zip(estimators, covered, strict=True):
             ids_SK = one.candidates(block.known, block.logits_SV, limit)
             try:
-                covered = coverage(truth, ids_SK, sizes)
+                parts.append(coverage(truth, ids_SK, sizes))
             except TracekitError as error:
                 msg = f"estimator {one.text}: {error}"
                 raise TracekitError(msg) from error
-            totals[one.text].append(covered)
     if not len(scored_S):
         return []
     return [
-        _cell(one, size, n, totals[one.text], head)
-        for one in estimators
+        _cell(one, size, n, parts, head)
+        for one, parts in zip(estimators, covered, strict=True)
         for n, size in enumerate(sizes)
     ]
 

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracekit.errors import UsageError
+from tracekit.kv.policy import PRESETS, parse
+from tracekit.kv.schedule import Spans
+
+SCORER = {
+    "h2o": {"reduce": st.sampled_from(["mean", "max", "sum"])},
+    "snapkv": {
+        "window": st.integers(1, 64),
+        "kernel": st.integers(0, 6).map(lambda half: 2 * half + 1),
+        "pool": st.sampled_from(["avg", "max"]),
+        "reduce": st.sampled_from(["mean", "max"]),
+        "order": st.sampled_from(["pool_group", "group_pool"]),
+    },
+}
+FRACTIONS = st.floats(1e-9, 1.0)
+TOKENS = st.integers(1, 10**6)
+ANCHORS = st.sampled_from(["context", "prompt"]) | FRACTIONS.map(repr) | TOKENS.map(str)
+KEPT = FRACTIONS.map(repr) | TOKENS.map(lambda number: f"{number}tok")
+
+
+@st.composite
+def texts(draw, *, kept):
+    name = draw(st.sampled_from([name for name in PRESETS.names() if name != "full"]))
+    options = {
+        **SCORER.get(name, {}),
+        "sinks": st.integers(0, 9),
+        "recent": FRACTIONS.map(repr) | st.integers(0, 99).map(str),
+        **draw(st.sampled_from([{"at": ANCHORS}, {"every": TOKENS, "from": ANCHORS}])),
+    }
+    chosen = draw(st.lists(st.sampled_from(sorted(options)), unique=True))
+    if "from" in chosen and "every" not in chosen:
+        chosen.append("every")
+    parts = [f"{one}={draw(options[one])}" for one in chosen]
+    parts += [f"kept={draw(KEPT)}"] if kept else []
+    return f"{name}:{','.join(draw(st.permutations(parts)))}"
+
+
+@given(texts(kept=True))
+def test_the_canonical_text_gives_the_policy_back(text):
+    policy = parse(text)
+    assert parse(policy.text) == policy
+    assert parse(policy.text).text == policy.text
+
+
+@given(texts(kept=False), FRACTIONS, FRACTIONS)
+def test_a_family_is_one_name_for_all_kept_amounts_and_names_the_same_policy(text, one, other):
+    policy = parse(text)
+    assert policy.kept is None
+    assert policy.with_kept(one).family == policy.with_kept(other).family == policy.family
+    assert parse(policy.family) == policy
+    assert policy.with_kept(one) == parse(policy.with_kept(one).text)
+
+
+def test_every_parameter_is_written_in_a_fixed_order():
+    assert parse("h2o:every=16,kept=0.3").text == (
+        "h2o:kept=0.3,reduce=mean,sinks=0,recent=0.5,every=16,from=prompt"
+    )
+    assert parse("snapkv:kept=512tok,window=32,at=context").text == (
+        "snapkv:kept=512tok,window=32,kernel=5,pool=avg,reduce=mean,order=pool_group,"
+        "sinks=0,recent=32,at=context"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        ("h2o:kept=0.3", "h2o"),
+        ("h2o:kept=0.3,every=1,from=prompt", "h2o"),
+        ("h2o:every=16", "h2o:every=16"),
+        ("h2o:at=prompt", "h2o:at=prompt"),
+        ("snapkv:window=16", "snapkv:window=16"),
+        ("snapkv:window=16,recent=32", "snapkv:window=16,recent=32"),
+        ("streaming:sinks=4", "streaming"),
+        ("full", "full"),
+    ],
+)
+def test_a_family_names_only_what_differs_from_the_preset(text, family):
+    assert parse(text).family == family
+
+
+def test_the_newest_keys_that_stay_follow_the_window():
+    assert parse("snapkv:window=16").protection.recent.amount == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("h20", "did you mean 'h2o'"),
+        ("h2o:kepd=0.5", "did you mean 'kept'"),
+        ("streaming:window=3", "unknown parameter 'window'"),
+        ("h2o:reduce=median", "unknown reduce 'median'"),
+        ("h2o:kept=0", "not in"),
+        ("h2o:kept=1.5", "not in"),
+        ("h2o:kept=nan", "not in"),
+        ("h2o:kept=0tok", "at least 1tok"),
+        ("h2o:kept=-3tok", "not negative"),
+        ("h2o:kept=half", "write a fraction"),
+        ("h2o:kept=0.5tok", "write a fraction"),
+        ("h2o:kept=0.5+int4", "write a fraction"),
+        ("h2o:kept=0.5,kept=0.6", "each name once"),
+        ("h2o:kept", "name=value"),
+        ("h2o:every=1.5", "is no int"),
+        ("h2o:every=0", "every=0"),
+        ("h2o:at=prompt,every=4", "name one of the two"),
+        ("h2o:at=prompt,from=context", "name one of the two"),
+        ("knorm:from=context", "name one of the two"),
+        ("snapkv:window=0", "window=0"),
+        ("snapkv:kernel=4", "kernel=4"),
+        ("full:kept=0.5", "keeps everything"),
+        ("", "unknown policy"),
+    ],
+)
+def test_a_wrong_text_is_refused_with_what_to_do(text, words):
+    with pytest.raises(UsageError, match=words):
+        parse(text)
+
+
+def test_full_cannot_be_given_an_amount():
+    assert parse("full").kept.amount == 1.0
+    with pytest.raises(UsageError, match="keeps everything"):
+        parse("full").with_kept(0.5)
+
+
+def test_the_target_of_tokens_is_their_mean_share_of_the_tokens_seen():
+    spans = Spans(num_tokens=40, prompt_end=20)
+    assert parse("knorm:kept=0.3").target_frac(spans) == 0.3
+    assert parse("knorm:kept=10tok").target_frac(spans) == 0.5
+    assert parse("knorm:kept=99tok").target_frac(spans) == 1.0
+    assert parse("knorm:kept=10tok,every=20").target_frac(spans) == 0.5
+    assert parse("knorm:kept=10tok,every=10").target_frac(spans) == pytest.approx(5 / 12)
+    assert parse("knorm").target_frac(spans) is None
+    assert parse("knorm:kept=0.3,at=context").target_frac(spans) is None

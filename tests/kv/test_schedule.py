@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from tracekit.errors import UsageError
+from tracekit.kv.schedule import Every, Once, Spans, parse_anchor
+
+CHAT = Spans(num_tokens=100, context_end=40, prompt_end=60, turn_ends=(60, 100))
+PLAIN = Spans(num_tokens=101)
+
+
+def once(text):
+    return Once(parse_anchor(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "chat", "plain"),
+    [
+        ("context", 40, None),
+        ("prompt", 60, 50),
+        ("30", 30, 30),
+        ("0.29", 29, 29),
+        ("100", None, 100),
+    ],
+)
+def test_a_point_is_found_or_the_sequence_has_none(text, chat, plain):
+    assert once(text).point(CHAT) == chat
+    assert once(text).point(PLAIN) == plain
+
+
+def test_a_point_has_a_token_before_it():
+    assert once("0").point(CHAT) is None
+    assert once("0.001").point(CHAT) is None
+
+
+def test_the_text_is_read_back():
+    for text in ("context", "prompt", "30", "0.29", "1.0"):
+        assert once(text).text == f"at={text}"
+        assert once(once(text).start.text) == once(text)
+    assert Every(parse_anchor("prompt"), 16).text == "every=16,from=prompt"
+
+
+def test_decisions_start_at_the_point_and_a_row_follows_each():
+    assert once("prompt").decisions(60, 100) == (60,)
+    assert once("prompt").decisions(60, 60) == ()
+    assert Every(parse_anchor("prompt"), 16).decisions(60, 100) == (60, 76, 92)
+    assert Every(parse_anchor("prompt"), 20).decisions(60, 100) == (60, 80)
+
+
+@pytest.mark.parametrize(
+    ("text", "aware"),
+    [("context", False), ("prompt", True), ("40", False), ("41", True), ("0.3", False)],
+)
+def test_a_question_lies_before_points_after_the_context(text, aware):
+    assert once(text).query_aware(CHAT) is aware
+
+
+def test_where_question_and_context_are_not_apart_the_question_ends_the_prompt():
+    spans = Spans(num_tokens=100, prompt_end=60)
+    assert once("prompt").query_aware(spans) is True
+    assert once("59").query_aware(spans) is False
+
+
+def test_plain_text_has_no_question():
+    assert once("prompt").query_aware(PLAIN) is False
+
+
+def test_words_and_fractions_out_of_range_are_refused():
+    for text in ("promt", "1.5", "-3", "nan", "0.0", ""):
+        with pytest.raises(UsageError):
+            parse_anchor(text)
+    with pytest.raises(UsageError, match="every=0"):
+        Every(parse_anchor("prompt"), 0)
