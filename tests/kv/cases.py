@@ -105,7 +105,7 @@ TEXTS = [
     "random",
     "random:every=3",
     "streaming",
-    "streaming:every=1",
+    "streaming:at=prompt",
     "window:recent=0.5,sinks=1",
     "h2o",
     "h2o:every=4,reduce=max",

@@ -45,4 +45,4 @@ def list_(
 def _summary(cls: type) -> str:
     """Return the first sentence of a class's docstring."""
     text = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
-    return text.split(". ")[0].rstrip(".")
+    return text.split(". ")[0].rstrip(".").replace("``", "")

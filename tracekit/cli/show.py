@@ -72,7 +72,7 @@ def _trace(trace: Trace) -> tuple[dict[str, Any], str]:
         ),
         (
             f"{spec.name} ({spec.model_type}): layers {kinds}; vocabulary {spec.head.num_rows}; "
-            f"{spec.dtype}; {spec.kv_numbers_per_token * 2} KV bytes a token at 2 bytes a number"
+            f"{spec.dtype}; {spec.kv_numbers_per_token} KV numbers a token"
         ),
     ]
     head += [f"skipped {prompt}: {why}" for prompt, why in manifest.get("skipped", [])]
@@ -84,7 +84,7 @@ def _trace(trace: Trace) -> tuple[dict[str, Any], str]:
             str(row["tokens"]),
             row["finish"],
             number(row["entropy_nats"]),
-            _one_line(row["text"], 34),
+            _one_line(row["text"], 21),
         ]
         for row in rows
     ]
@@ -175,7 +175,9 @@ def _records(frame: pd.DataFrame) -> str:
 
 
 def _one_line(text: str, width: int) -> str:
-    """Return text on one line, cut to a width, control characters written out."""
+    """Return text on one line, cut to a width in cells, control characters written out."""
+    from rich.cells import cell_len, set_cell_size
+
     line = " ".join(str(text).split())
     line = "".join(one if one.isprintable() else f"<U+{ord(one):04X}>" for one in line)
-    return line if len(line) <= width else f"{line[: width - 3]}..."
+    return line if cell_len(line) <= width else f"{set_cell_size(line, width - 3)}..."
