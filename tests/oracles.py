@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,10 +54,13 @@ class SlowLayer:
             rows = [self.attention(h, position, self.held[g]) for h in self.heads_of(g)]
             for j in self.held[g]:
                 self.received[g][j] += reduce([row[j] for row in rows], self.group_reduce)
-            for row in rows:
-                zero = np.zeros(self.value_GTD.shape[-1])
-                outputs.append(sum((a * self.value_GTD[g, j] for j, a in row.items()), zero))
+            outputs += [self.output(row, g) for row in rows]
         return outputs
+
+    def output(self, weights: dict[int, float], group: int) -> np.ndarray:
+        """Return the weighted sum of values."""
+        zero = np.zeros(self.value_GTD.shape[-1])
+        return sum((a * self.value_GTD[group, j] for j, a in weights.items()), zero)
 
     def attention(self, head: int, position: int, keys: Collection[int]) -> dict[int, float]:
         """Return the softmax of one row over the keys among ``keys`` that it may see."""
@@ -100,6 +104,11 @@ class SlowLayer:
     def _leave_window(self, group: int) -> None:
         if self.layer.window is not None:
             self.held[group] = {j for j in self.held[group] if j >= self.seen - self.layer.window}
+
+
+def entries(amount: float, unit: str, whole: int) -> int:
+    """Return tokens as they are, a fraction as the floor of that decimal number of the whole."""
+    return int(amount) if unit == "tok" else int(Decimal(repr(amount)) * whole)
 
 
 def reduce(values: list[float], how: str) -> float:

@@ -145,14 +145,15 @@ def _block_statistics(
     spread_TV = (shifted_TV - expected_T[:, None]).square_()
     average_T = shifted_TV.sum(1) / (~masked_TV).sum(1)
 
-    target_T1, top_TK = target_T[:, None], best_ids(logits_TV, top_k)
+    best_TK = best_ids(logits_TV, max(top_k, 2))
+    target_T1, top_TK = target_T[:, None], best_TK[:, :top_k]
     log_prob_TK = shifted_TV.gather(1, top_TK) - log_total_T[:, None]
     surprisal_T = log_total_T - shifted_TV.gather(1, target_T1)[:, 0]
     columns = {
         "entropy_nats": log_total_T - expected_T,
         "varentropy": torch.linalg.vecdot(prob_TV, spread_TV),
         "surprisal_nats": surprisal_T.masked_fill(masked_TV.gather(1, target_T1)[:, 0], math.inf),
-        "top1_margin": _margin(logits_TV.topk(min(2, logits_TV.shape[1])).values) / temperature,
+        "top1_margin": _margin(logits_TV.gather(1, best_TK[:, :2])) / temperature,
         "logsumexp": peak_T + log_total_T,
         "free_energy": -temperature * (log_total_T - average_T),
         "internal_energy": -temperature * (expected_T - average_T),

@@ -45,6 +45,7 @@ class Shard:
         self._folder.mkdir(parents=True)
         self._writers: dict[str, pq.ParquetWriter] = {}
         self._waiting: dict[str, list[pa.Table]] = {}
+        self._waiting_bytes: dict[str, int] = {}
         self._sequences: list[pa.Table] = []
         self.num_bytes = 0
 
@@ -57,9 +58,11 @@ class Shard:
         """Add rows of one table; tensors are written at once, as a row group of their own."""
         rows = table.build(num_rows, columns)
         self.num_bytes += rows.nbytes
-        waiting = self._waiting.setdefault(table.name, [])
-        waiting.append(rows)
-        if table is schema.TENSORS or sum(part.nbytes for part in waiting) >= ROW_GROUP_BYTES:
+        self._waiting.setdefault(table.name, []).append(rows)
+        size = self._waiting_bytes[table.name] = (
+            self._waiting_bytes.get(table.name, 0) + rows.nbytes
+        )
+        if table is schema.TENSORS or size >= ROW_GROUP_BYTES:
             self._write(table.name)
 
     def append_blocks(
@@ -131,6 +134,7 @@ class Shard:
     def _write(self, name: str) -> None:
         """Write the rows of a table that wait."""
         rows = pa.concat_tables(self._waiting.pop(name)).unify_dictionaries()
+        self._waiting_bytes[name] = 0
         if name not in self._writers:
             path = self._folder / f"{name}.parquet"
             self._writers[name] = pq.ParquetWriter(path, rows.schema, **_options(rows.schema, name))
