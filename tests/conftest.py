@@ -46,7 +46,8 @@ def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trace_folder(
     tmp_path_factory: pytest.TempPathFactory, model_folder: Path, prompt_file: Path
 ) -> Path:
-    from tracekit.record.recorder import RecordOptions, record
+    from tracekit.record.options import RecordOptions
+    from tracekit.record.recorder import record
 
     out = tmp_path_factory.mktemp("traces") / "trace"
     options = RecordOptions(max_new_tokens=NEW_TOKENS)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tracekit.model.load import load_model
     from tracekit.record.generate import Sampler
+    from tracekit.record.options import RecordOptions
     from tracekit.record.prompts import read_prompts
-    from tracekit.record.recorder import RecordOptions
     from tracekit.record.recorder import record as record_trace
     from tracekit.report.render import write_report
     from tracekit.simulate.plan import make_plan
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tracekit.trace.validate import validate as validate_trace
 
 _PLACES = {
-    "RecordOptions": ("tracekit.record.recorder", "RecordOptions"),
+    "RecordOptions": ("tracekit.record.options", "RecordOptions"),
     "Sampler": ("tracekit.record.generate", "Sampler"),
     "Trace": ("tracekit.trace.reader", "Trace"),
     "load_model": ("tracekit.model.load", "load_model"),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import architectures, tiny
-from tracekit.record.recorder import RecordOptions, record
+from tracekit.record.options import RecordOptions
+from tracekit.record.recorder import record
 from tracekit.simulate.plan import make_plan
 from tracekit.simulate.run import simulate
 from tracekit.trace.reader import Trace

@@ -19,7 +19,8 @@ from tracekit.errors import InputError, UsageError
 from tracekit.measure.tensors import to_torch
 from tracekit.record import capture as capture_module
 from tracekit.record.generate import Sampler
-from tracekit.record.recorder import RecordOptions, record
+from tracekit.record.options import RecordOptions
+from tracekit.record.recorder import record
 from tracekit.trace.reader import Trace
 from tracekit.trace.validate import validate
 
@@ -264,7 +265,8 @@ def test_killed_at_any_moment_a_trace_opens_and_goes_on_to_the_same(
 ) -> None:
     code = (
         "import sys\n"
-        "from tracekit.record.recorder import RecordOptions, record\n"
+        "from tracekit.record.options import RecordOptions\n"
+        "from tracekit.record.recorder import record\n"
         "from tracekit.trace import writer\n"
         "writer.SHARD_SEQUENCES = 1\n"
         f"print('ready', flush=True)\n"

@@ -144,7 +144,8 @@ def test_a_sequence_without_the_eviction_point_is_skipped_and_counted(
 def test_a_trace_without_what_is_needed_says_which_capture_has_it(
     model_folder: Path, prompt_file: Path, tmp_path: Path
 ) -> None:
-    from tracekit.record.recorder import RecordOptions, record
+    from tracekit.record.options import RecordOptions
+    from tracekit.record.recorder import record
 
     options = RecordOptions(max_new_tokens=3, capture="steps", limit=1)
     record(str(model_folder), str(prompt_file), tmp_path / "t", options)
@@ -157,7 +158,8 @@ def test_a_trace_without_what_is_needed_says_which_capture_has_it(
 def test_results_of_another_trace_are_not_mixed(
     results_folder: Path, model_folder: Path, prompt_file: Path, tmp_path: Path
 ) -> None:
-    from tracekit.record.recorder import RecordOptions, record
+    from tracekit.record.options import RecordOptions
+    from tracekit.record.recorder import record
 
     record(
         str(model_folder),
@@ -173,7 +175,8 @@ def test_a_head_that_was_not_stored_is_read_from_the_model(
     model_folder: Path, prompt_file: Path, trace_folder: Path, tmp_path: Path, results_folder: Path
 ) -> None:
     from tests.conftest import NEW_TOKENS
-    from tracekit.record.recorder import RecordOptions, record
+    from tracekit.record.options import RecordOptions
+    from tracekit.record.recorder import record
 
     options = RecordOptions(max_new_tokens=NEW_TOKENS, head="omit")
     record(str(model_folder), str(prompt_file), tmp_path / "t", options)

@@ -104,8 +104,8 @@ def record(
     from tracekit.cli.progress import shown
     from tracekit.errors import CellsFailedError
     from tracekit.record.generate import Sampler
+    from tracekit.record.options import RecordOptions
     from tracekit.record.prompts import read_prompts
-    from tracekit.record.recorder import RecordOptions
     from tracekit.record.recorder import record as run
 
     options = RecordOptions(

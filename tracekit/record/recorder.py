@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-import platform
-import sys
 import uuid
-from dataclasses import dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tracekit import schema
-from tracekit.errors import InputError, ModelError, UsageError
+from tracekit.errors import InputError, ModelError
 from tracekit.measure.head import Head
 from tracekit.model.head import head_tensors
 from tracekit.model.load import LoadedModel, load_model
 from tracekit.model.tap import tap
 from tracekit.model.versions import new_cache
-from tracekit.model.vocabulary import tokenizer_hash, vocabulary_table
+from tracekit.model.vocabulary import vocabulary_table
 from tracekit.progress import Progress, Silent
 from tracekit.record.capture import Capture
-from tracekit.record.generate import Sampler, generate, stop_ids
+from tracekit.record.generate import generate, stop_ids
+from tracekit.record.manifest import make_manifest, notes
+from tracekit.record.options import DEFAULT_NEW_TOKENS, STORE_DTYPES, RecordOptions
 from tracekit.record.prompts import PromptFile, read_prompts
 from tracekit.record.render import Rendered, render
 from tracekit.record.steps import step_columns
 from tracekit.record.tokens import Tokens
-from tracekit.registry import unknown
 from tracekit.trace import layout
 from tracekit.trace.writer import TraceWriter, disk_errors
 
@@ -40,61 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracekit.record.prompts import Prompt
-
-DEFAULT_NEW_TOKENS = 128
-"""New tokens where neither the prompt nor the caller says how many."""
-
-STORE_DTYPES = {"native": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
-"""Types in which queries, keys and values can be stored; native is bit for bit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordOptions:
-    """What to record and how.
-
-    Parameters
-    ----------
-    capture
-        ``steps`` (numbers only), ``hidden`` (final hidden states and attention statistics) or
-        ``qkv`` (also queries, keys and values: exact KV replay).
-    max_new_tokens
-        New tokens an answer; None: what each prompt asks for, else 128.
-    limit
-        Record the first so many prompts only.
-    sampler
-        How tokens are chosen.
-    seed
-        Of the sampler; each sequence has its own, made of this one and its id.
-    dtype_store
-        ``native`` keeps queries, keys and values bit for bit; ``float16`` halves a float32 model's
-        and moves the kept set of some heads.
-    head
-        ``store`` the language-model head, so that vocabulary replay needs no model, or ``omit`` it.
-    overwrite
-        Delete a trace that is there.
-    """
-
-    capture: str = "qkv"
-    max_new_tokens: int | None = None
-    limit: int | None = None
-    sampler: Sampler = field(default_factory=Sampler)
-    seed: int = 0
-    dtype_store: str = "native"
-    head: str = "store"
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse unknown names at once."""
-        for kind, name, known in (
-            ("capture", self.capture, list(layout.CAPTURES)),
-            ("dtype_store", self.dtype_store, list(STORE_DTYPES)),
-            ("head", self.head, ["store", "omit"]),
-        ):
-            if name not in known:
-                raise UsageError(unknown(kind, name, known))
-        if any(count is not None and count < 1 for count in (self.max_new_tokens, self.limit)):
-            msg = "max_new_tokens and limit must be at least 1."
-            raise UsageError(msg)
 
 
 @dataclass(frozen=True)
@@ -156,12 +97,14 @@ def record(
     for one in skipped:
         progress.say(f"{one.prompt} is skipped: {one.why}")
     loaded = load_model(model) if isinstance(model, str) else model
-    for note in _notes(loaded, options):
+    for note in notes(loaded, options):
         progress.say(note)
     wanted = file.prompts[: options.limit]
     with (
         disk_errors(out),
-        TraceWriter(out, _manifest(loaded, file, options), overwrite=options.overwrite) as writer,
+        TraceWriter(
+            out, make_manifest(loaded, file, options), overwrite=options.overwrite
+        ) as writer,
     ):
         recorder = _Recorder(loaded, writer, options)
         recorder.write_constants()
@@ -321,53 +264,3 @@ class _Recorder:
 def sequence_seed(seed: int, sequence_id: str) -> int:
     """Return the seed of one sequence: independent of what was recorded before it."""
     return uuid.uuid5(uuid.NAMESPACE_OID, f"{seed}/{sequence_id}").int % 2**62
-
-
-def _manifest(loaded: LoadedModel, file: PromptFile, options: RecordOptions) -> dict[str, Any]:
-    packages = ("tracekit", "torch", "transformers", "numpy", "pyarrow")
-    return {
-        "schema_version": schema.SCHEMA_VERSION,
-        "run_id": uuid.uuid4().hex,
-        "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
-        "host": {
-            "system": platform.platform(),
-            "python": platform.python_version(),
-            "threads": torch.get_num_threads(),
-            "device": str(loaded.model.device),
-        },
-        "versions": {name: version(name) for name in packages},
-        "settings": {
-            "prompts": file.name,
-            "prompts_sha256": file.sha256,
-            "capture": options.capture,
-            "max_new_tokens": options.max_new_tokens,
-            "limit": options.limit,
-            "sampler": options.sampler.to_json(),
-            "seed": options.seed,
-            "dtype_store": options.dtype_store,
-            "head": options.head,
-        },
-        "model": loaded.spec.to_json(),
-        "tokenizer_sha256": tokenizer_hash(loaded.tokenizer),
-    }
-
-
-def _notes(loaded: LoadedModel, options: RecordOptions) -> list[str]:
-    """Return what the user should know before the run: what this model cannot give."""
-    spec = loaded.spec
-    if options.capture == "steps":
-        return []
-    unseen: dict[str, list[str]] = {}
-    for layer in spec.layers:
-        if layer.refusal or layer.kind == "untapped":
-            unseen.setdefault(layer.refusal or "it cannot be seen", []).append(str(layer.index))
-    notes = [
-        f"attention of layers {', '.join(at)} is left out: {why}" for why, at in unseen.items()
-    ]
-    if not any(layer.num_heads and layer.refusal is None for layer in spec.layers):
-        notes.append(
-            f"{spec.name} ({spec.model_type}) gives no attention: entropy and final hidden states "
-            "are recorded, no queries, keys or values."
-        )
-    return notes

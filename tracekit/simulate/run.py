@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import sys
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -19,6 +15,7 @@ from tracekit.errors import TraceError, TracekitError
 from tracekit.kv.schedule import Spans
 from tracekit.progress import Progress, Silent
 from tracekit.simulate.kv import replay_sequence
+from tracekit.simulate.manifest import make_manifest
 from tracekit.simulate.plan import Plan, make_plan
 from tracekit.simulate.results import Results
 from tracekit.simulate.shown import choose_sequences, shown_tokens
@@ -76,7 +73,7 @@ def simulate(
     trace = trace if isinstance(trace, Trace) else Trace(trace)
     plan, progress = plan or make_plan(), progress or Silent()
     _check_capture(trace, plan)
-    run = _Run(trace, Results(Path(out), _manifest(trace, plan)), plan)
+    run = _Run(trace, Results(Path(out), make_manifest(trace, plan)), plan)
     sequences = trace.sequences
     progress.start("simulating", len(sequences), "sequences")
     for _, sequence in sequences.iterrows():
@@ -245,52 +242,3 @@ def _check_capture(trace: Trace, plan: Plan) -> None:
             "--capture steps, record it with --capture hidden or qkv."
         )
         raise TraceError(msg)
-
-
-def _manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
-    means = _mean_entropy(trace)
-    columns = (
-        "sequence_id prompt_id domain num_tokens context_end prompt_end finish_reason text_source"
-    )
-    sequences = [
-        {name: _json(row[name]) for name in columns.split()}
-        | {"mean_entropy_nats": _json(means.get(row["sequence_id"], np.nan))}
-        for _, row in trace.sequences.iterrows()
-    ]
-    names = ("run_id", "created", "host", "versions")
-    return {
-        "schema_version": schema.SCHEMA_VERSION,
-        "tracekit_version": version("tracekit"),
-        "versions": {name: version(name) for name in ("tracekit", "torch", "numpy", "pyarrow")},
-        "command": sys.argv,
-        "seed": plan.seed,
-        "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "trace": {
-            "path": str(trace.path),
-            "capture": trace.capture,
-            "sampler": trace.manifest["settings"]["sampler"],
-            "spec": trace.spec.to_json(),
-            **{name: trace.manifest[name] for name in names},
-        },
-        "sequences": sequences,
-        "plan": plan.to_json(),
-        "skipped": [],
-        "failed": [],
-    }
-
-
-def _mean_entropy(trace: Trace) -> dict[str, float]:
-    """Return the mean entropy of the generated steps, by sequence."""
-    steps = trace.table("steps", columns=["sequence_id", "position", "entropy_nats"])
-    ends = trace.sequences.set_index("sequence_id")["prompt_end"]
-    ids = steps["sequence_id"].astype(str)
-    made = steps["position"].to_numpy() >= ids.map(ends).to_numpy()
-    means = steps[made].groupby(ids[made])["entropy_nats"].mean()
-    return {str(name): float(mean) for name, mean in means.items()}
-
-
-def _json(value: Any) -> Any:
-    """Return a plain value, missing numbers as None."""
-    if value is None or (isinstance(value, float) and np.isnan(value)):
-        return None
-    return value.item() if isinstance(value, np.generic) else value

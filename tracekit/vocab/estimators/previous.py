@@ -58,5 +58,4 @@ class Previous(CausalEstimator):
 
     def cost(self, head: Head, size: int) -> Cost:
         """Return the ids of the pool, read once; the upkeep compares but does not multiply."""
-        del head
-        return Cost(bytes=ID_BYTES * size)
+        return Cost(bytes=ID_BYTES * min(size, head.spec.num_rows))

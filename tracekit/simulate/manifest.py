@@ -1,0 +1,66 @@
+"""What ``run.json`` says of a simulation: the trace, its sequences, the plan."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tracekit import schema
+
+if TYPE_CHECKING:
+    from tracekit.simulate.plan import Plan
+    from tracekit.trace.reader import Trace
+
+
+def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
+    """Return the content of ``run.json``, before anything is computed."""
+    means = _mean_entropy(trace)
+    columns = (
+        "sequence_id prompt_id domain num_tokens context_end prompt_end finish_reason text_source"
+    )
+    sequences = [
+        {name: _json(row[name]) for name in columns.split()}
+        | {"mean_entropy_nats": _json(means.get(row["sequence_id"], np.nan))}
+        for _, row in trace.sequences.iterrows()
+    ]
+    names = ("run_id", "created", "host", "versions")
+    return {
+        "schema_version": schema.SCHEMA_VERSION,
+        "tracekit_version": version("tracekit"),
+        "versions": {name: version(name) for name in ("tracekit", "torch", "numpy", "pyarrow")},
+        "command": sys.argv,
+        "seed": plan.seed,
+        "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "trace": {
+            "path": str(trace.path),
+            "capture": trace.capture,
+            "sampler": trace.manifest["settings"]["sampler"],
+            "spec": trace.spec.to_json(),
+            **{name: trace.manifest[name] for name in names},
+        },
+        "sequences": sequences,
+        "plan": plan.to_json(),
+        "skipped": [],
+        "failed": [],
+    }
+
+
+def _mean_entropy(trace: Trace) -> dict[str, float]:
+    """Return the mean entropy of the generated steps, by sequence."""
+    steps = trace.table("steps", columns=["sequence_id", "position", "entropy_nats"])
+    ends = trace.sequences.set_index("sequence_id")["prompt_end"]
+    ids = steps["sequence_id"].astype(str)
+    made = steps["position"].to_numpy() >= ids.map(ends).to_numpy()
+    means = steps[made].groupby(ids[made])["entropy_nats"].mean()
+    return {str(name): float(mean) for name, mean in means.items()}
+
+
+def _json(value: Any) -> Any:
+    """Return a plain value, missing numbers as None."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return None
+    return value.item() if isinstance(value, np.generic) else value
