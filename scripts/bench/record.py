@@ -35,7 +35,8 @@ def once(variant: str, num_prompt: int, num_new: int, num_sequences: int) -> dic
     from tracekit.model.load import load_model
     from tracekit.record.generate import Sampler
     from tracekit.record.options import RecordOptions
-    from tracekit.record.prompts import Prompt, PromptFile
+    from tracekit.record.prompt import Prompt
+    from tracekit.record.prompts import PromptFile
     from tracekit.record.recorder import record
 
     loaded = load_model("smollm2-135m")

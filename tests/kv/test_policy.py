@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import oracles
+from tests.kv.cases import SEED, make_case
 from tracekit.errors import UsageError
+from tracekit.kv.amounts import parse_kept, parse_part, part_text
+from tracekit.kv.engine import NEVER
 from tracekit.kv.policy import PRESETS, parse
+from tracekit.kv.replay import replay
 from tracekit.kv.schedule import Spans
+from tracekit.kv.scorer import SCORERS, Preset, Scorer
+from tracekit.registry import Registry
 
 SCORER = {
     "h2o": {"reduce": st.sampled_from(["mean", "max", "sum"])},
@@ -57,6 +65,21 @@ def test_a_family_is_one_name_for_all_kept_amounts_and_names_the_same_policy(tex
     assert policy.with_kept(one) == parse(policy.with_kept(one).text)
 
 
+@given(KEPT, st.integers(1, 10**6))
+def test_a_kept_amount_is_rounded_down_and_exact_for_the_decimal_as_written(text, whole):
+    kept = parse_kept(text)
+    assert kept.of(whole) == oracles.entries(kept.amount, kept.unit, whole)
+    assert kept.share(whole) == pytest.approx(min(1.0, kept.amount / (whole if kept.unit else 1)))
+
+
+def test_a_part_is_tokens_unless_it_is_written_as_a_fraction():
+    assert parse_kept("1").of(100) == 100
+    assert parse_part("1").of(100) == 1
+    assert parse_part("1.0").of(100) == 100
+    assert parse_kept("0.29").of(100) == 29
+    assert [part_text(parse_part(text)) for text in ("0", "32", "0.5")] == ["0", "32", "0.5"]
+
+
 def test_every_parameter_is_written_in_a_fixed_order():
     assert parse("h2o:every=16,kept=0.3").text == (
         "h2o:kept=0.3,reduce=mean,sinks=0,recent=0.5,every=16,from=prompt"
@@ -100,6 +123,8 @@ def test_the_newest_keys_that_stay_follow_the_window():
         ("h2o:kept=nan", "not in"),
         ("h2o:kept=0tok", "at least 1tok"),
         ("h2o:kept=-3tok", "not negative"),
+        ("h2o:kept=99999999999999999999tok", "more than"),
+        ("h2o:recent=99999999999999999999", "more than"),
         ("h2o:kept=half", "write a fraction"),
         ("h2o:kept=0.5tok", "write a fraction"),
         ("h2o:kept=0.5+int4", "write a fraction"),
@@ -136,3 +161,33 @@ def test_the_target_of_tokens_is_their_mean_share_of_the_tokens_seen():
     assert parse("knorm:kept=10tok,every=10").target_frac(spans) == pytest.approx(5 / 12)
     assert parse("knorm").target_frac(spans) is None
     assert parse("knorm:kept=0.3,at=context").target_frac(spans) is None
+
+
+@pytest.mark.parametrize("text", ["knorm:kept=10tok", "knorm:kept=10tok,every=1"])
+@pytest.mark.parametrize("num_rows", [23, 22, 21, 20])
+def test_the_target_is_the_mean_over_the_decisions_that_a_replay_makes(text, num_rows):
+    policy, case = parse(text), make_case(rows=num_rows)
+    spans = case.spans(prompt_end=20)
+    result = replay([policy], case.reference, layers=case.layers, spans=spans, seed=SEED)
+    if result is None:
+        assert policy.target_frac(spans) is None
+        return
+    decisions = sorted({int(t) for t in np.unique(result.evicted_at_NLGT) if t != NEVER})
+    assert policy.target_frac(spans) == pytest.approx(np.mean([10 / t for t in decisions]))
+
+
+def test_a_preset_that_two_scorers_serve_is_an_error(monkeypatch):
+    class Twice(Scorer):
+        """Serves the name of another."""
+
+        presets = (Preset(name="h2o"),)
+
+        def score(self, view):
+            return view.position_K
+
+    registry = Registry("scorer", package="tracekit.kv.scorers", group="none")
+    registry.register("usual")(SCORERS.get("accumulated"))
+    registry.register("twice")(Twice)
+    monkeypatch.setattr("tracekit.kv.policy.SCORERS", registry)
+    with pytest.raises(ValueError, match=r"two scorers serve presets of one name: .*'h2o', 'h2o'"):
+        PRESETS.names()

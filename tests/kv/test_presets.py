@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from tests.kv.cases import SEED, make_case
+from tests.kv.cases import SEED, family, make_case, run_rows
+from tracekit.kv.engine import NEVER
 from tracekit.kv.policy import PRESETS, parse
 from tracekit.kv.replay import replay
 from tracekit.kv.scorer import SCORERS
@@ -24,15 +26,12 @@ SPECS = {
 }
 
 
-def family(name):
-    policy = parse(name)
-    kept = (0.1, 0.4, 0.8, 1.0)
-    return [policy.with_kept(one) for one in kept] if policy.scorer.evicts else [policy]
+KEPT = ("0.1", "0.4", "13tok", "1.0")
 
 
 def run(case, name, seed=SEED, layers=None):
     return replay(
-        family(name),
+        family(name, KEPT),
         case.reference,
         layers=layers or case.layers,
         spans=case.spans(prompt_end=POINT),
@@ -41,21 +40,53 @@ def run(case, name, seed=SEED, layers=None):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_preset_keeps_its_budget_and_gives_finite_measures(name, spec):
+def test_a_full_budget_gives_the_bits_of_full(name, dtype, spec):
+    """Law 1; that ``full`` is torch's attention is tested with the engine."""
+    case, schedule = make_case(rows=48, **SPECS[spec]), parse(name).schedule.text
+    (policy,) = family(name, ["1.0"])
+    run, full = (run_rows(case, [one], POINT, dtype) for one in (policy, parse(f"full:{schedule}")))
+    assert (run.engine.evicted_at_NLGK == NEVER).all()
+    assert torch.equal(run.output_NLHRD, full.output_NLHRD)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_kept_sets_shrink_to_the_smaller_of_budget_and_available(name, spec):
+    """Law 2."""
+    case, policies = make_case(rows=48, **SPECS[spec]), family(name, KEPT)
+    decisions = run_rows(case, policies, POINT).decisions
+    assert decisions
+    for t, before, after in decisions:
+        budget_N = torch.tensor([max(1, policy.kept.of(t)) for policy in policies])
+        assert not (after & ~before).any()
+        assert torch.equal(after.sum(-1), budget_N[:, None, None].minimum(before.sum(-1)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("seen", [POINT, POINT + 7])
+def test_later_rows_change_no_decision(name, spec, seen):
+    """Law 3, at the level of one layer's inputs."""
     case = make_case(rows=48, **SPECS[spec])
-    result = run(case, name)
-    for n, policy in enumerate(family(name)):
-        for t in policy.schedule.decisions(POINT, case.num_rows):
-            held_LG = (result.evicted_at_NLGT[n, :, :, :t] > t)[..., -(case.layer.window or t) :]
-            budget = max(1, policy.kept.of(t))
-            assert (held_LG.sum(-1) <= max(budget, 1)).all()
-            assert (held_LG.sum(-1) >= 1).all()
+    one, two = (run(each, name).evicted_at_NLGT for each in (case, case.with_noise_from(seen)))
+    np.testing.assert_array_equal(
+        np.where(one <= seen, one, NEVER), np.where(two <= seen, two, NEVER)
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_preset_gives_finite_measures_in_their_range(name, spec):
+    result = run(make_case(rows=48, **SPECS[spec]), name)
     for values in (result.error_sq_NLHR, result.cosine_NLHR, result.mass_kept_NLHR):
         assert np.isfinite(values).all()
     assert (result.held_NLGR >= 1).all()
     assert (result.held_NLGR <= result.full_R).all()
+    assert result.mass_kept_NLHR.min() >= 0
     assert result.mass_kept_NLHR.max() <= 1 + 1e-9
+    assert np.abs(result.cosine_NLHR).max() <= 1 + 1e-9
     scale = 1 + result.norm_sq_LHR.max()
     assert (result.error_sq_NLHR[-1] / scale).max() < 1e-12
 
@@ -83,7 +114,7 @@ def test_a_layer_alone_is_treated_as_in_its_stack(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_is_read_back_from_its_texts(name):
-    policy = family(name)[0]
+    policy = family(name, KEPT)[0]
     assert parse(policy.text) == policy
     assert policy.family == name
 

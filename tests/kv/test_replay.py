@@ -6,18 +6,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kv.cases import KEPT, POLICIES, SEED, TEXTS, Case, assert_like_slow, cases, make_case
+from tests.kv.cases import (
+    KEPT,
+    POLICIES,
+    SEED,
+    TEXTS,
+    Case,
+    assert_like_slow,
+    cases,
+    family,
+    make_case,
+)
 from tracekit.errors import InputError, UsageError
 from tracekit.kv import attend
 from tracekit.kv.engine import NEVER
-from tracekit.kv.policy import parse
-from tracekit.kv.replay import Reference, replay
+from tracekit.kv.policy import PRESETS, parse
+from tracekit.kv.replay import replay
 from tracekit.kv.schedule import Spans
-
-
-def family(text, kept):
-    policy = parse(text)
-    return [policy] if policy.kept is not None else [policy.with_kept(one) for one in kept]
 
 
 def run(case: Case, policies, point):
@@ -40,7 +45,7 @@ def test_a_replay_equals_its_slow_twin(case, text, kept, data):
 def test_a_replay_of_a_longer_text_equals_its_slow_twin(text, spec):
     groups, group_size = (3, 1) if spec else (2, 3)
     case = make_case(rows=40, groups=groups, group_size=group_size, **spec)
-    policies = family(text, [0.25, 0.5])
+    policies = family(text, ["0.25", "0.5", "9tok"])
     result = run(case, policies, 28)
     for n, policy in enumerate(policies):
         assert_like_slow(case, policy, n, result)
@@ -57,17 +62,14 @@ def test_blocks_of_any_size_give_the_same(case, text, kept, data):
         blocks = run(case, policies, point)
     np.testing.assert_array_equal(blocks.evicted_at_NLGT, whole.evicted_at_NLGT)
     np.testing.assert_array_equal(blocks.held_NLGR, whole.held_NLGR)
-    for name in ("error_sq_NLHR", "norm_sq_LHR", "cosine_NLHR", "mass_kept_NLHR"):
-        scale = 1 + np.abs(getattr(whole, name)).max()
-        np.testing.assert_allclose(
-            getattr(blocks, name) / scale, getattr(whole, name) / scale, atol=1e-7
-        )
+    for n, policy in enumerate(policies):
+        assert_like_slow(case, policy, n, blocks)
 
 
 @pytest.mark.parametrize("text", ["random", "streaming", "h2o", "snapkv:window=4", "knorm"])
 def test_several_kept_fractions_give_what_each_gives_alone(text):
     case = make_case(rows=30)
-    policies = family(text, [0.2, 0.5, 1.0])
+    policies = family(text, ["0.2", "11tok", "1.0"])
     together = run(case, policies, 16)
     for n, policy in enumerate(policies):
         alone = run(case, [policy], 16)
@@ -97,7 +99,7 @@ def test_the_cosine_of_zero_outputs_is_one_and_of_one_zero_output_is_zero():
 
 def test_a_budget_that_a_sliding_layer_cannot_use_is_flagged_and_a_smaller_one_is_not():
     case = make_case(rows=30, window=8)
-    result = run(case, family("knorm", [0.1, 0.9]), 20)
+    result = run(case, family("knorm", ["0.1", "0.9"]), 20)
     assert result.is_clamped_N.tolist() == [False, True]
     assert result.num_evicted_NLG[1].sum() == 0
     assert (result.num_evicted_NLG[0] == 8 - 2).all()
@@ -106,21 +108,33 @@ def test_a_budget_that_a_sliding_layer_cannot_use_is_flagged_and_a_smaller_one_i
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_recorded_types_are_read_as_float32(dtype):
     case = make_case()
-    arrays = [torch.tensor(a).to(dtype) for a in (case.query_LHTD, case.key_LGTD, case.value_LGTD)]
-    names = ("query_LHTD", "key_LGTD", "value_LGTD")
-    spans, policies = case.spans(prompt_end=12), family("h2o", [0.3, 0.6])
+    spans, policies = case.spans(prompt_end=12), family("h2o", ["0.3", "0.6"])
+    references = [case.reference_in(dtype), case.rounded(dtype).reference_in(torch.float32)]
     results = [
-        replay(
-            policies,
-            Reference(**dict(zip(names, tensors, strict=True)), layer=case.layer),
-            layers=case.layers,
-            spans=spans,
-            seed=SEED,
-        )
-        for tensors in (arrays, [array.float() for array in arrays])
+        replay(policies, reference, layers=case.layers, spans=spans, seed=SEED)
+        for reference in references
     ]
     np.testing.assert_array_equal(results[0].error_sq_NLHR, results[1].error_sq_NLHR)
     assert results[0].error_sq_NLHR.dtype == np.float32
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_recorded_types_give_what_the_slow_twin_gives(text, dtype):
+    case, policies = make_case(rows=36).rounded(dtype), family(text, ["0.3", "0.6", "9tok"])
+    result = replay(
+        policies,
+        case.reference_in(dtype),
+        layers=case.layers,
+        spans=case.spans(prompt_end=20),
+        seed=SEED,
+    )
+    for n, policy in enumerate(policies):
+        assert_like_slow(case, policy, n, result, atol=1e-6)
+
+
+def test_every_preset_has_a_slow_twin():
+    assert {parse(text).name for text in TEXTS} == set(PRESETS.names())
 
 
 def test_a_reference_serves_families_in_any_order_and_computes_shared_rows_once():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tracekit.errors import UsageError
+from tracekit.kv.policy import parse
 from tracekit.kv.schedule import Every, Once, Spans, parse_anchor
 
 CHAT = Spans(num_tokens=100, context_end=40, prompt_end=60, turn_ends=(60, 100))
@@ -33,6 +34,15 @@ def test_a_point_has_a_token_before_it():
     assert once("0.001").point(CHAT) is None
 
 
+def test_a_single_token_has_no_point_and_a_point_beyond_the_end_is_none():
+    for text in ("context", "prompt", "1", "0.5", "1.0"):
+        assert once(text).point(Spans(num_tokens=1)) is None
+    assert once("prompt").point(Spans(num_tokens=10, prompt_end=10)) is None
+    assert once("prompt").point(Spans(num_tokens=10, prompt_end=0)) is None
+    assert once("context").point(Spans(num_tokens=10, context_end=9)) == 9
+    assert once("9999").point(CHAT) is None
+
+
 def test_the_text_is_read_back():
     for text in ("context", "prompt", "30", "0.29", "1.0"):
         assert once(text).text == f"at={text}"
@@ -45,6 +55,26 @@ def test_decisions_start_at_the_point_and_a_row_follows_each():
     assert once("prompt").decisions(60, 60) == ()
     assert Every(parse_anchor("prompt"), 16).decisions(60, 100) == (60, 76, 92)
     assert Every(parse_anchor("prompt"), 20).decisions(60, 100) == (60, 80)
+    assert Every(parse_anchor("prompt"), 1).decisions(1, 4) == (1, 2, 3)
+    assert Every(parse_anchor("prompt"), 99).decisions(60, 100) == (60,)
+    assert Every(parse_anchor("prompt"), 1).decisions(60, 60) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "chat", "plain"),
+    [
+        ("h2o", 60, 50),
+        ("h2o:every=16", 60, 50),
+        ("h2o:every=16,from=context", 40, None),
+        ("h2o:every=16,from=30", 30, 30),
+        ("h2o:from=0.25", 25, 25),
+        ("snapkv", 60, 50),
+        ("snapkv:at=context", 40, None),
+    ],
+)
+def test_a_policy_starts_where_its_text_says(text, chat, plain):
+    assert parse(text).schedule.point(CHAT) == chat
+    assert parse(text).schedule.point(PLAIN) == plain
 
 
 @pytest.mark.parametrize(

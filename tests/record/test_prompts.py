@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tracekit.errors import InputError
 from tracekit.record import prompts as module
-from tracekit.record.prompts import MarkedSpan, Message, Prompt, PromptFile, read_prompts
+from tracekit.record.prompt import MarkedSpan, Message, Prompt
+from tracekit.record.prompts import PromptFile, read_prompts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 
 from tests import tiny
 from tracekit.errors import InputError, ModelError
-from tracekit.record.prompts import MarkedSpan, Message, Prompt, join, read_prompts
+from tracekit.record.prompt import MarkedSpan, Message, Prompt, join
+from tracekit.record.prompts import read_prompts
 from tracekit.record.render import Rendered, render
 
 START, END = 1, 2  # ids of <|im_start|> and <|im_end|>

@@ -10,6 +10,9 @@ from typing import ClassVar
 
 from tracekit.errors import UsageError
 
+MOST_TOKENS = 2**30 - 1
+"""Longest sequence: an engine's order of keys has 30 bits for the position."""
+
 
 @dataclass(frozen=True)
 class Amount(ABC):
@@ -69,6 +72,9 @@ class Tokens(Amount):
     def __post_init__(self) -> None:
         if self.amount < 0:
             msg = f"a number of tokens is not negative, unlike {self.amount}."
+            raise UsageError(msg)
+        if self.amount > MOST_TOKENS:
+            msg = f"{self.amount} tokens are more than a sequence can have: at most {MOST_TOKENS}."
             raise UsageError(msg)
 
     def of(self, whole: int) -> int:

@@ -91,13 +91,15 @@ class Policy:
     def target_frac(self, spans: Spans) -> float | None:
         """Return the fraction asked for; of tokens, the mean over decisions of kept / seen.
 
-        None if no amount was said, or if the sequence has no eviction point.
+        None if no amount was said, or if nothing is decided: the sequence has no eviction point, or
+        no row after it (its last token never enters the cache).
         """
         point = self.schedule.point(spans)
         if self.kept is None or point is None:
             return None
-        decisions = self.schedule.decisions(point, spans.num_tokens)
-        return sum(self.kept.share(seen) for seen in decisions) / len(decisions)
+        decisions = self.schedule.decisions(point, spans.num_tokens - 1)
+        shares = [self.kept.share(seen) for seen in decisions]
+        return sum(shares) / len(shares) if shares else None
 
 
 def parse(text: str) -> Policy:

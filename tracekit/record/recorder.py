@@ -35,7 +35,7 @@ from tracekit.trace.writer import TraceWriter, disk_errors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracekit.record.prompts import Prompt
+    from tracekit.record.prompt import Prompt
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ import numpy as np
 from jinja2 import TemplateError
 
 from tracekit.errors import InputError, ModelError
-from tracekit.record.prompts import Message, join
+from tracekit.record.prompt import Message, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from tracekit.record.prompts import Prompt
+    from tracekit.record.prompt import Prompt
 
 _Token = tuple[int, int, int]
 """An id, with the first character and the end of what it stands for."""
