@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tracekit.cli.app import main
+
 PROGRAM = Path(sys.executable).with_name("tracekit")
 
 
@@ -29,8 +31,29 @@ def run(*arguments: object, code: int = 0, **env: str) -> subprocess.CompletedPr
     return done
 
 
-def last(done: subprocess.CompletedProcess[str]) -> str:
-    return done.stderr.strip().splitlines()[-1]
+class Here:
+    """Runs the command line in this process: what it prints and its exit code."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setenv("COLUMNS", "100")
+        monkeypatch.setenv("NO_COLOR", "1")
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+
+    def run(self, *arguments: object, code: int = 0) -> tuple[str, str]:
+        """Return standard output and standard error."""
+        self._monkeypatch.setattr(sys, "argv", ["tracekit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = self._capsys.readouterr()
+        assert (ended.value.code or 0) == code, err
+        assert "Traceback" not in err
+        return out, err
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
+    return Here(monkeypatch, capsys)
 
 
 def test_record_simulate_report_and_validate_work_one_after_the_other(
@@ -57,22 +80,14 @@ def test_record_simulate_report_and_validate_work_one_after_the_other(
 
 
 def test_settings_that_differ_are_named(
-    model_folder: Path, prompt_file: Path, trace_folder: Path, tmp_path: Path
+    here: Here, model_folder: Path, prompt_file: Path, trace_folder: Path, tmp_path: Path
 ) -> None:
     trace = shutil.copytree(trace_folder, tmp_path / "t")
-    done = run(
-        "record",
-        "--model",
-        model_folder,
-        "--prompts",
-        prompt_file,
-        "-o",
-        trace,
-        "--seed",
-        4,
+    _, err = here.run(
+        *("record", "--model", model_folder, "--prompts", prompt_file, "-o", trace, "--seed", 4),
         code=3,
     )
-    assert "seed is 4, was 0" in last(done)
+    assert "seed is 4, was 0" in err
 
 
 @pytest.mark.parametrize(
@@ -101,6 +116,7 @@ def test_settings_that_differ_are_named(
     ],
 )
 def test_bad_input_gets_one_sentence_and_its_exit_code(
+    here: Here,
     model_folder: Path,
     trace_folder: Path,
     tmp_path: Path,
@@ -117,24 +133,25 @@ def test_bad_input_gets_one_sentence_and_its_exit_code(
         "FOREIGN": str(foreign),
         "OUT": str(tmp_path / "out"),
     }
-    done = run(*[places.get(argument, argument) for argument in arguments], code=code)
-    assert words in done.stderr.replace("\n", " ")
+    _, err = here.run(*[places.get(argument, argument) for argument in arguments], code=code)
+    assert words in err.replace("\n", " ")
     if code != 2:
-        assert len(done.stderr.strip().splitlines()) == 1
+        assert len(err.strip().splitlines()) == 1
     assert (foreign / "thesis.tex").read_text() == "years of work"
 
 
 def test_a_skipped_prompt_is_named_and_the_exit_code_says_so(
-    model_folder: Path, tmp_path: Path
+    here: Here, model_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "p.jsonl").write_bytes(b'{"prompt": "fine"}\n{"prompt": ""}\n{"prompt": "\xff"}\n')
-    done = run(
-        "record", "--model", model_folder, "--prompts", tmp_path / "p.jsonl", "-o", tmp_path / "t",
-        "--max-new-tokens", 2, code=5,
-    )  # fmt: skip
-    assert "line 2" in done.stderr
-    assert "line 3" in done.stderr
-    assert "2 prompts were skipped" in last(done)
+    _, err = here.run(
+        *("record", "--model", model_folder, "--prompts", tmp_path / "p.jsonl"),
+        *("-o", tmp_path / "t", "--max-new-tokens", 2),
+        code=5,
+    )
+    assert "line 2" in err
+    assert "line 3" in err
+    assert "2 prompts were skipped" in err.strip().splitlines()[-1]
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
@@ -145,12 +162,15 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr
 
 
-def test_list_and_doctor_answer_in_json(tmp_path: Path) -> None:
-    listed = json.loads(run("list", "--json").stdout)
+def test_list_and_doctor_answer_in_json(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = json.loads(here.run("list", "--json")[0])
     assert {"h2o", "snapkv", "streaming"} <= {one["name"] for one in listed["policies"]}
     assert {"oracle", "lowrank"} <= {one["name"] for one in listed["estimators"]}
     assert "core" in listed["prompts"]
-    done = json.loads(run("doctor", "--json", TRACEKIT_CACHE=str(tmp_path)).stdout)
+    monkeypatch.setenv("TRACEKIT_CACHE", str(tmp_path))
+    done = json.loads(here.run("doctor", "--json")[0])
     assert done["cache"] == str(tmp_path)
     assert done["problems"] == []
 

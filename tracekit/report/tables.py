@@ -141,7 +141,7 @@ def policies(results: Results) -> HtmlTable:
         Column("clipped", count),
         Column("mass kept", percent),
         Column("cache, mean bytes", size),
-        _text("schedule"),
+        Column("schedule", lambda text: str(text).replace(",", ", "), is_number=False),
     )
     rows = [
         [
