@@ -243,8 +243,9 @@ def test_unknown_options_are_refused_before_anything_is_loaded() -> None:
         RecordOptions(capture="qvk")
     with pytest.raises(UsageError, match="at least 1"):
         RecordOptions(max_new_tokens=0)
-    with pytest.raises(UsageError, match="temperature"):
-        Sampler(temperature=-1)
+    for temperature in (-1, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="temperature"):
+            Sampler(temperature=temperature)
 
 
 def test_another_model_does_not_go_on_with_a_trace(

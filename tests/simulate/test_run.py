@@ -123,6 +123,33 @@ def test_finished_cells_are_not_computed_again_and_new_ones_are_added(
     assert more.num_computed == 5
 
 
+def test_a_damaged_trace_is_not_replayed(trace_folder: Path, tmp_path: Path) -> None:
+    trace = shutil.copytree(trace_folder, tmp_path / "t")
+    path = trace / "shards" / "00000" / "tensors.parquet"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=r"tensors\.parquet has another SHA-256"):
+        simulate(trace, tmp_path / "r", make_plan(["h2o"]))
+
+
+def test_an_empty_trace_says_how_to_go_on(trace_folder: Path, tmp_path: Path) -> None:
+    trace = shutil.copytree(trace_folder, tmp_path / "t")
+    shutil.rmtree(trace / "shards")
+    assert Trace(trace).table("steps").empty
+    with pytest.raises(TraceError, match="holds no finished sequence yet"):
+        simulate(trace, tmp_path / "r", make_plan(["h2o"]))
+
+
+def test_a_cell_that_cannot_be_read_is_computed_again(
+    results_folder: Path, trace_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(results_folder, tmp_path / "copy")
+    cell = min((folder / "cells").iterdir())
+    cell.write_bytes(cell.read_bytes()[:-20])
+    assert simulate(trace_folder, folder, make_plan(sizes=(16, 64, 4096))).num_computed == 1
+
+
 def test_a_sequence_without_the_eviction_point_is_skipped_and_counted(
     trace_folder: Path, tmp_path: Path
 ) -> None:

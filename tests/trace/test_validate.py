@@ -70,6 +70,17 @@ def test_a_truncated_or_missing_file_is_found(damaged: Path) -> None:
     assert "steps.parquet: is missing" in words(damaged)
 
 
+@pytest.mark.parametrize("name", ["weights.safetensors", "vocab.parquet"])
+def test_what_all_sequences_share_is_checked_too(damaged: Path, name: str) -> None:
+    path = damaged / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert f"{name}: has another SHA-256" in words(damaged)
+    path.unlink()
+    assert f"{name}: is missing" in words(damaged)
+
+
 def test_a_broken_free_energy_is_found(damaged: Path) -> None:
     path = damaged / "shards" / "00000" / "steps.parquet"
     energy = pq.read_table(path)["free_energy"]

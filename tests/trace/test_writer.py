@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tracekit import schema
-from tracekit.errors import InputError, TraceError
+from tracekit.errors import InputError, TraceError, UsageError
 from tracekit.spec import HeadSpec, LayerSpec, ModelSpec
 from tracekit.trace import writer as writer_module
 from tracekit.trace.reader import Trace
@@ -100,6 +100,44 @@ def test_the_same_settings_go_on_and_others_are_refused_by_name(tmp_path: Path) 
     assert Trace(tmp_path).sequence_ids == []
 
 
+def test_a_folder_without_a_sequence_ties_nobody_to_its_settings(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path, manifest()):
+        pass
+    with TraceWriter(tmp_path, manifest(seed=1)) as writer:
+        write_sequence(writer, "a#0")
+    assert Trace(tmp_path).manifest["settings"]["seed"] == 1
+
+
+def test_a_larger_limit_goes_on(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path, manifest(limit=1)) as writer:
+        write_sequence(writer, "a#0")
+    with TraceWriter(tmp_path, manifest(limit=2)) as writer:
+        write_sequence(writer, "b#0")
+    assert Trace(tmp_path).sequence_ids == ["a#0", "b#0"]
+
+
+def test_a_shard_closes_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "SHARD_SECONDS", 0.0)
+    with TraceWriter(tmp_path, manifest()) as writer:
+        write_sequence(writer, "a#0")
+        assert Trace(tmp_path).sequence_ids == ["a#0"]
+
+
+def test_a_shard_without_its_listing_is_named_when_going_on(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path, manifest()) as writer:
+        write_sequence(writer, "a#0")
+    (tmp_path / "shards" / "00000" / "sequences.parquet").unlink()
+    with pytest.raises(TraceError, match=r"00000 has no readable sequences\.parquet"):
+        TraceWriter(tmp_path, manifest()).__enter__()
+
+
+def test_there_is_no_layer_before_the_first(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path, manifest()) as writer:
+        write_sequence(writer, "a#0")
+    with pytest.raises(UsageError, match="there is no layer -1: layers are 0 to 0"):
+        Trace(tmp_path).attention_inputs("a#0", -1)
+
+
 def test_a_disk_error_loses_the_open_shard_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +149,7 @@ def test_a_disk_error_loses_the_open_shard_alone(
             write_sequence(writer, "lost#0", ends=False)
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(InputError, match="the disk is full; the shards closed before are whole"):
+    with pytest.raises(InputError, match="the disk is full; what was finished before is kept"):
         full()
     assert Trace(tmp_path).sequence_ids == ["a#0"]
     assert not list((tmp_path / ".open").iterdir())

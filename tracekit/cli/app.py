@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
+import signal
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -73,12 +75,25 @@ def options(
 
 def main() -> None:
     """Run the command line and exit with the code of what happened."""
+    # What a terminal cannot show is written out; being told to end is being interrupted.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app()
     except TracekitError as error:
         _fail(error, error.exit_code)
+    except BrokenPipeError:
+        # Whoever reads has seen enough; Python must not try to flush what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except Exception as error:  # noqa: BLE001 the last line of defence, for our own bugs
         _fail(error, 1)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def _fail(error: BaseException, code: int) -> None:

@@ -134,10 +134,11 @@ def record(
             "num_new": done.num_new,
             "skipped": skipped,
         },
-        f"{done.path}: {done.num_sequences} sequences ({done.num_new} new). "
-        f"Next: tracekit simulate {done.path} -o RESULTS",
+        f"{done.path}: {done.num_sequences} sequences ({done.num_new} new)."
+        + (f" Next: tracekit simulate {done.path} -o RESULTS" if done.num_sequences else ""),
         as_json=as_json,
     )
     if skipped:
-        msg = f"{len(skipped)} prompts were skipped (named above); the others are recorded."
+        rest = "the others are recorded" if done.num_sequences else "nothing is recorded"
+        msg = f"{len(skipped)} prompts were skipped (named above); {rest}."
         raise CellsFailedError(msg)

@@ -120,8 +120,13 @@ def _results(folder: Path) -> tuple[dict[str, Any], str]:
     import pyarrow.parquet as pq
 
     from tracekit.cli.output import number, table
+    from tracekit.errors import InputError
 
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    try:
+        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        msg = f"{folder / 'run.json'} is damaged ({error}); run tracekit simulate again."
+        raise InputError(msg) from error
     path = folder / "summary.parquet"
     summary = pq.read_table(path).to_pandas() if path.exists() else None
     parts = [f"{folder}: {len(run['sequences'])} sequences of {run['trace']['path']}"]

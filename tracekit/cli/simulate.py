@@ -83,6 +83,7 @@ def simulate(
     )
     with shown(progress) as listener:
         done = run(trace, out, plan, progress=listener)
+    found = done.num_computed + done.num_found
     emit(
         {
             "results": str(done.path),
@@ -92,7 +93,8 @@ def simulate(
             "failed": list(done.failed),
         },
         f"{done.path}: {done.num_computed} cells computed, {done.num_found} found, "
-        f"{len(done.skipped)} not applicable. Next: tracekit report {done.path} -o report.html",
+        f"{len(done.skipped)} not applicable."
+        + (f" Next: tracekit report {done.path} -o report.html" if found else ""),
         as_json=as_json,
     )
     if done.failed:

@@ -131,6 +131,9 @@ def _find(name: str, *, trust_remote_code: bool, say: Callable[[str], None]) -> 
     if name in BUILTIN_MODELS:
         sha256 = BUILTIN_MODELS[name].sha256
         return _Source(converted(find_builtin(name), sha256=sha256, say=say), sha256)
+    if not name:
+        msg = "the model has no name; give a built-in name, a folder, a .gguf file or a hub id."
+        raise InputError(msg)
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf":
         folder = converted(path, say=say)
@@ -213,6 +216,9 @@ def _device(device: str) -> torch.device:
     except RuntimeError:
         msg = f"there is no device {device!r}; use auto, cpu, cuda or cuda:N."
         raise UsageError(msg) from None
+    if place.type not in ("cpu", "cuda", "mps", "xpu"):
+        msg = f"nothing can be computed on device {device!r}; use auto, cpu, cuda or cuda:N."
+        raise UsageError(msg)
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         msg = f"this machine has {torch.cuda.device_count()} CUDA devices, so no {device}; use auto or cpu."
         raise UsageError(msg)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ class Sampler:
 
     def __post_init__(self) -> None:
         """Refuse what no sampler does."""
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+        if not 0 <= self.temperature < math.inf or self.top_k < 0 or not 0 < self.top_p <= 1:
             msg = f"a sampler needs temperature >= 0, top_k >= 0 and 0 < top_p <= 1, not {self}."
             raise UsageError(msg)
 

@@ -108,6 +108,8 @@ def record(
     ):
         recorder = _Recorder(loaded, writer, options)
         recorder.write_constants()
+        if "constants" not in writer.manifest:
+            recorder.note_constants()
         already = len(writer.finished)
         if already:
             progress.say(f"{out} holds {already} sequences already; going on.")
@@ -158,6 +160,17 @@ class _Recorder:
             temporary.chmod(0o644)  # safetensors makes files that nobody else can read
             layout.sync_file(temporary)
             temporary.replace(path / layout.WEIGHTS)
+
+    def note_constants(self) -> None:
+        """Write the checksums of what all sequences share into the manifest."""
+        names = [layout.VOCABULARY] + [layout.WEIGHTS] * (self._options.head == "store")
+        paths = [self._writer.path / name for name in names]
+        self._writer.update_manifest(
+            constants={
+                path.name: {"bytes": path.stat().st_size, "sha256": layout.sha256(path)}
+                for path in paths
+            }
+        )
 
     def sequence(self, prompt: Prompt) -> None:
         """Record one prompt with its answers as one sequence."""

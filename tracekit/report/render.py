@@ -56,9 +56,12 @@ def write_report(results: Path, out: Path) -> Path:
     InputError
         If the folder holds no results that this version reads, or ``out`` cannot be written.
     """
+    out = Path(out)
+    if not out.name or out.is_dir():
+        msg = f"{out} is a folder; give -o an HTML file."
+        raise InputError(msg)
     loaded = load_results(Path(results))
     figures = {figure.name: figure for figure in _figures(loaded)}
-    out = Path(out)
     folder = out.with_name(f"{out.stem}-files")
     page = _page(_context(loaded, figures, folder.name))
     try:

@@ -28,6 +28,9 @@ KEPT = (0.1, 0.25, 0.5, 0.75)
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 """Candidate-set sizes."""
 
+MOST_BYTES = 16
+"""Bytes of the widest number that anybody caches."""
+
 LEVELS = ("local",)
 """Levels of truth that this version computes."""
 
@@ -80,8 +83,8 @@ class Plan:
 
 
 def make_plan(
-    kv: Sequence[str] | None = None,
-    vocab: Sequence[str] | None = None,
+    kv: str | Sequence[str] | None = None,
+    vocab: str | Sequence[str] | None = None,
     *,
     kept: Sequence[float] = KEPT,
     sizes: Sequence[int] = SIZES,
@@ -114,9 +117,10 @@ def make_plan(
     """
     if level not in LEVELS:
         raise UsageError(unknown("level", level, list(LEVELS)))
-    if any(size < 1 for size in sizes) or bytes_per_number < 1:
-        msg = "candidate-set sizes and bytes a number must be at least 1."
+    if any(size < 1 for size in sizes) or not 1 <= bytes_per_number <= MOST_BYTES:
+        msg = f"candidate-set sizes are at least 1, bytes a number 1 to {MOST_BYTES}."
         raise UsageError(msg)
+    kv, vocab = ([one] if isinstance(one, str) else one for one in (kv, vocab))
     if kv is None and vocab is None:
         kv, vocab = KV, VOCAB
     families: dict[str, dict[str, Policy]] = {}

@@ -50,8 +50,16 @@ class Results:
         layout.write_json(self.path / RUN, self._run)
 
     def has(self, key: str) -> bool:
-        """Whether a cell is finished."""
-        return self._cell(key).exists()
+        """Whether a cell is finished; one that cannot be read is deleted, to be computed again."""
+        path = self._cell(key)
+        if not path.exists():
+            return False
+        try:
+            pq.read_metadata(path)
+        except (OSError, pa.ArrowInvalid):
+            path.unlink()
+            return False
+        return True
 
     def write_cell(self, key: str, rows: pa.Table) -> None:
         """Write a finished cell: whole, or not there."""

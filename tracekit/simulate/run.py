@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from tracekit.simulate.shown import choose_sequences, shown_tokens
 from tracekit.simulate.summary import summarise
 from tracekit.simulate.vocab import VocabReplay
 from tracekit.trace.reader import Trace
+from tracekit.trace.validate import require_whole
+from tracekit.trace.writer import disk_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,24 +76,26 @@ def simulate(
     trace = trace if isinstance(trace, Trace) else Trace(trace)
     plan, progress = plan or make_plan(), progress or Silent()
     _check_capture(trace, plan)
-    run = _Run(trace, Results(Path(out), make_manifest(trace, plan)), plan)
-    sequences = trace.sequences
-    progress.start("simulating", len(sequences), "sequences")
-    for _, sequence in sequences.iterrows():
-        run.sequence(sequence)
-        progress.advance()
-    for failure in run.failed:
-        progress.say(f"cell {failure['cell']} failed: {failure['why']}")
-    return run.collect()
+    require_whole(trace)
+    with disk_errors(Path(out)):
+        run = _Run(trace, Results(Path(out), make_manifest(trace, plan)), plan, progress)
+        sequences = trace.sequences
+        progress.start("simulating", len(sequences), "sequences")
+        for _, sequence in sequences.iterrows():
+            run.sequence(sequence)
+            progress.advance()
+        run.tell()
+        return run.collect()
 
 
 class _Run:
     """One simulation: the open trace, the results folder, the plan, and what happened so far."""
 
-    def __init__(self, trace: Trace, results: Results, plan: Plan) -> None:
+    def __init__(self, trace: Trace, results: Results, plan: Plan, progress: Progress) -> None:
         self._trace = trace
         self._results = results
         self._plan = plan
+        self._progress = progress
         self._families = {
             f"{family[0].family}: {', '.join(policy.text for policy in family)}": family
             for family in plan.families
@@ -112,6 +117,15 @@ class _Run:
         """
         self._question("kv", sequence, list(self._families), self._kv)
         self._question("vocab", sequence, list(self._estimators), self._vocabulary)
+
+    def tell(self) -> None:
+        """Say what failed, and which policies do not apply to how many sequences, and why."""
+        for failure in self.failed:
+            self._progress.say(f"cell {failure['cell']} failed: {failure['why']}")
+        for (what, why), count in Counter(
+            (one["what"], one["why"]) for one in self.skipped
+        ).items():
+            self._progress.say(f"{what} does not apply to {count} sequences: {why}")
 
     def collect(self) -> Simulated:
         """Write the tables of all cells of the plan, the summary, and the shown tokens."""
@@ -186,7 +200,7 @@ class _Run:
 
     def _vocabulary(self, sequence: pd.Series[Any], missing: list[str]) -> dict[str, pa.Table]:
         if self._vocab is None:
-            self._vocab = VocabReplay(self._trace)
+            self._vocab = VocabReplay(self._trace, self._progress)
         estimators = {self._estimators[name].text: name for name in missing}
         tables = self._vocab.sequence(
             sequence, [self._estimators[name] for name in missing], self._plan.sizes
@@ -230,6 +244,9 @@ def _plain(rows: pa.Table) -> pd.DataFrame:
 
 def _check_capture(trace: Trace, plan: Plan) -> None:
     """Raise if the trace lacks what the plan needs, naming the capture that has it."""
+    if not trace.shards:
+        msg = f"{trace.path} holds no finished sequence yet; run the same record command to go on."
+        raise TraceError(msg)
     if plan.families and trace.capture != "qkv":
         msg = (
             f"KV replay needs queries, keys and values: {trace.path} was recorded with --capture "

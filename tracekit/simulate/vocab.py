@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from tracekit.progress import Progress
     from tracekit.trace.reader import Trace
     from tracekit.vocab.estimator import Estimator
 
@@ -28,7 +29,7 @@ PINNED = ("special", "byte")
 """Token classes that are always candidates."""
 
 
-def load_head(trace: Trace) -> Head:
+def load_head(trace: Trace, progress: Progress) -> Head:
     """Return the language-model head: from the trace, else from the model it names.
 
     Raises
@@ -38,6 +39,7 @@ def load_head(trace: Trace) -> Head:
     """
     if (trace.path / layout.WEIGHTS).exists():
         return Head.load(trace.weights_path, trace.spec.head)
+    progress.say(f"the trace was recorded with --head omit: reading it from {trace.spec.name}.")
     from tracekit.model.head import head_tensors
     from tracekit.model.load import load_model
 
@@ -54,11 +56,13 @@ class VocabReplay:
     ----------
     trace
         Recorded with final hidden states.
+    progress
+        Told where the head comes from if the trace does not hold it.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, progress: Progress) -> None:
         self._trace = trace
-        self._head = load_head(trace)
+        self._head = load_head(trace, progress)
         vocabulary = trace.vocabulary()
         pinned = vocabulary.loc[vocabulary["class"].isin(PINNED), "token_id"]
         self._pinned = torch.tensor(pinned.to_numpy(dtype=np.int64))

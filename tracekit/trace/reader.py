@@ -22,6 +22,8 @@ from tracekit.trace.manifest import read_manifest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_TABLES = {table.name: table for table in SHARD_TABLES}
+
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 
 
@@ -117,8 +119,14 @@ class Trace:
         shards = self.shards if sequence_id is None else [self._shard_of(sequence_id)]
         paths = [shard / f"{name}.parquet" for shard in shards]
         if missing := [path for path in paths if not path.exists()]:
-            msg = f"{missing[0]} is missing: the trace was recorded with --capture {self.capture}."
+            msg = (
+                f"{missing[0]} is missing: --capture {self.capture} of this model does not write it, "
+                "or the trace is damaged, which tracekit validate tells."
+            )
             raise TraceError(msg)
+        if not shards:
+            nothing: pd.DataFrame = _TABLES[name].schema.empty_table().to_pandas()
+            return nothing
         ids = self.sequence_ids if sequence_id is None else [sequence_id]
         only = None if sequence_id is None else [("sequence_id", "=", sequence_id)]
         parts = [_read(path, columns=columns, filters=only) for path in paths]
@@ -151,6 +159,9 @@ class Trace:
 
         Keys and values of a layer that shares another's are that one's.
         """
+        if not 0 <= layer < len(self.spec.layers):
+            msg = f"there is no layer {layer}: layers are 0 to {len(self.spec.layers) - 1}."
+            raise UsageError(msg)
         blocks = self._joined(sequence_id, layer, axis=1)
         owner = self.spec.layers[layer].owner
         return blocks if owner is None else self._joined(sequence_id, owner, axis=1) | blocks

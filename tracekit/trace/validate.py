@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tracekit import schema
-from tracekit.errors import TracekitError
+from tracekit.errors import TraceError, TracekitError
 from tracekit.trace import layout
 from tracekit.trace.reader import Trace
 
@@ -57,7 +57,7 @@ def validate(path: Path) -> Validation:
         If it is no trace at all, so that nothing can be checked.
     """
     trace = Trace(path)
-    problems = [problem for shard in trace.shards for problem in _shard(shard)]
+    problems = list(damaged_files(trace))
     num_sequences = num_steps = 0
     # A recording killed before its first sequence may lack the vocabulary; going on writes it.
     if not problems and len(trace.sequences):
@@ -67,6 +67,38 @@ def validate(path: Path) -> Validation:
             num_steps += int(sequence["num_tokens"]) - 1
             problems += _sequence(trace, sequence, texts)
     return Validation(len(trace.shards), num_sequences, num_steps, tuple(problems))
+
+
+def damaged_files(trace: Trace) -> Iterator[Problem]:
+    """Yield what is wrong with the files of a trace: missing, cut, changed, of another schema."""
+    for name, known in trace.manifest.get("constants", {}).items():
+        yield from _changed(trace.path / name, known)
+    for shard in trace.shards:
+        yield from _shard(shard)
+
+
+def require_whole(trace: Trace) -> None:
+    """Raise if any file of a trace is not as it was written.
+
+    Raises
+    ------
+    TraceError
+        Naming the first such file.
+    """
+    for problem in damaged_files(trace):
+        msg = f"{problem.where} {problem.what}; restore it, or record the trace again."
+        raise TraceError(msg)
+
+
+def _changed(path: Path, known: dict[str, Any]) -> Iterator[Problem]:
+    """Yield how a file differs from what was written."""
+    if not path.exists():
+        yield Problem(str(path), "is missing")
+    elif path.stat().st_size != known["bytes"]:
+        size = path.stat().st_size
+        yield Problem(str(path), f"has {size} bytes, {known['bytes']} were written")
+    elif layout.sha256(path) != known["sha256"]:
+        yield Problem(str(path), "has another SHA-256 than was written")
 
 
 def _shard(shard: Path) -> Iterator[Problem]:
@@ -80,14 +112,9 @@ def _shard(shard: Path) -> Iterator[Problem]:
     schemas = {table.name: table.schema for table in schema.SHARD_TABLES}
     for name, known in files.items():
         path = shard / name
-        if not path.exists():
-            yield Problem(str(path), "is missing")
-        elif path.stat().st_size != known["bytes"]:
-            size = path.stat().st_size
-            yield Problem(str(path), f"has {size} bytes, {known['bytes']} were written")
-        elif layout.sha256(path) != known["sha256"]:
-            yield Problem(str(path), "has another SHA-256 than was written")
-        elif not pq.read_schema(path).equals(schemas[path.stem]):
+        changes = list(_changed(path, known))
+        yield from changes
+        if not changes and not pq.read_schema(path).equals(schemas[path.stem]):
             yield Problem(str(path), "has another schema than this version writes")
 
 

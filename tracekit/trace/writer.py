@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import shutil
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
@@ -25,6 +27,9 @@ SHARD_BYTES = 128 << 20
 
 SHARD_SEQUENCES = 64
 """A shard closes after so many sequences at the latest."""
+
+SHARD_SECONDS = 60.0
+"""A shard closes at the end of the first sequence after so long: no more is lost by a power cut."""
 
 
 class TraceWriter:
@@ -54,6 +59,7 @@ class TraceWriter:
         self._overwrite = overwrite
         self._lock = FileLock(path / layout.LOCK, timeout=0)
         self._shard: Shard | None = None
+        self._opened = 0.0
         self._number = 0
         self.finished: set[str] = set()
 
@@ -95,13 +101,18 @@ class TraceWriter:
         """The open shard; opened when first used."""
         if self._shard is None:
             self._shard = Shard(self.path, self._number)
+            self._opened = time.monotonic()
         return self._shard
 
     def end_sequence(self, columns: Mapping[str, Any]) -> None:
         """Enter a finished sequence, and close the shard if it is large enough."""
         self.shard.end_sequence(columns)
         self.finished.add(columns["sequence_id"])
-        if self.shard.num_bytes >= SHARD_BYTES or self.shard.num_sequences >= SHARD_SEQUENCES:
+        if (
+            self.shard.num_bytes >= SHARD_BYTES
+            or self.shard.num_sequences >= SHARD_SEQUENCES
+            or time.monotonic() - self._opened >= SHARD_SECONDS
+        ):
             self.close_shard()
 
     def close_shard(self) -> None:
@@ -124,9 +135,12 @@ class TraceWriter:
         if self._overwrite:
             shutil.rmtree(self.path / layout.SHARDS, ignore_errors=True)
             manifest.unlink(missing_ok=True)
-        if manifest.exists():
+        # What holds no sequence yet ties nobody to its settings.
+        if manifest.exists() and any((self.path / layout.SHARDS).glob("[0-9]*")):
             self._resume()
         else:
+            for name in (layout.VOCABULARY, layout.WEIGHTS):
+                (self.path / name).unlink(missing_ok=True)
             layout.write_json(manifest, self.manifest)
 
     def _resume(self) -> None:
@@ -137,9 +151,17 @@ class TraceWriter:
                 "repeat them, choose another -o, or pass --overwrite."
             )
             raise InputError(msg)
-        self.manifest = there
+        # A larger limit goes on: the sequences that are there do not depend on it.
+        self.manifest = there | {"settings": dict(self.manifest["settings"])}
         for shard in sorted((self.path / layout.SHARDS).glob("[0-9]*")):
-            ids = pq.read_table(shard / "sequences.parquet", columns=["sequence_id"])
+            try:
+                ids = pq.read_table(shard / "sequences.parquet", columns=["sequence_id"])
+            except (OSError, pa.ArrowInvalid) as error:
+                msg = (
+                    f"{shard} has no readable sequences.parquet ({type(error).__name__}); restore "
+                    "it, or delete the shard's folder to record its sequences again."
+                )
+                raise TraceError(msg) from error
             self.finished.update(ids["sequence_id"].to_pylist())
             self._number = int(shard.name) + 1
 
@@ -153,7 +175,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         if error.errno is None:
             raise
         what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
-        msg = f"cannot write {error.filename or path}: {what}; the shards closed before are whole."
+        msg = f"cannot write {error.filename or path}: {what}; what was finished before is kept."
         raise InputError(msg) from error
 
 
