@@ -37,22 +37,27 @@ def tokenizer() -> Any:
     return fast
 
 
+SETTINGS: dict[str, Any] = {
+    "vocab_size": 272,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+"""What tiny models have unless they are asked for something else."""
+
+
 def model(model_type: str = "llama", *, seed: int = 0, **config: Any) -> Any:
     """Return a random float32 model of 4 layers, 4 heads, hidden size 32, in evaluation mode."""
-    settings: dict[str, Any] = {
-        "vocab_size": 272,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "bos_token_id": None,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
+    return build(AutoModelForCausalLM, model_type, {**SETTINGS, **config}, seed=seed)
+
+
+def build(kind: Any, model_type: str, config: dict[str, Any], *, seed: int = 0) -> Any:
+    """Return a random float32 model of a class of transformers, in evaluation mode."""
     torch.manual_seed(seed)
-    made = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(model_type, **{**settings, **config})
-    )
-    return made.float().eval()
+    return kind.from_config(AutoConfig.for_model(model_type, **config)).float().eval()

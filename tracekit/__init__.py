@@ -2,8 +2,12 @@
 
 The public names, loaded when first used:
 
-``load_model``, ``read_prompts``, ``record_trace``, ``RecordOptions``, ``Sampler``
-    record: run a model on prompts and write a trace.
+``load_model``, ``record_trace``, ``RecordOptions``, ``Sampler``
+    record: run a model and write a trace.
+``read_prompts``, ``PromptSource``, ``TextSource``, ``ConversationSource``, ``Rendering``
+    what it is run on: prompts to answer, texts or conversations to score.
+``import_kld``
+    a trace from the base file of llama.cpp's perplexity tool.
 ``Trace``, ``validate_trace``
     read and check a trace.
 ``make_plan``, ``simulate_trace``
@@ -20,9 +24,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tracekit.model.load import load_model
     from tracekit.record.generate import Sampler
+    from tracekit.record.kld import import_kld
     from tracekit.record.options import RecordOptions
     from tracekit.record.prompts import read_prompts
     from tracekit.record.recorder import record as record_trace
+    from tracekit.record.rendering import Rendering
+    from tracekit.record.sources.conversations import ConversationSource
+    from tracekit.record.sources.prompts import PromptSource
+    from tracekit.record.sources.text import TextSource
     from tracekit.report.render import write_report
     from tracekit.simulate.plan import make_plan
     from tracekit.simulate.run import simulate as simulate_trace
@@ -30,9 +39,14 @@ if TYPE_CHECKING:
     from tracekit.trace.validate import validate as validate_trace
 
 _PLACES = {
+    "ConversationSource": ("tracekit.record.sources.conversations", "ConversationSource"),
+    "PromptSource": ("tracekit.record.sources.prompts", "PromptSource"),
     "RecordOptions": ("tracekit.record.options", "RecordOptions"),
+    "Rendering": ("tracekit.record.rendering", "Rendering"),
     "Sampler": ("tracekit.record.generate", "Sampler"),
+    "TextSource": ("tracekit.record.sources.text", "TextSource"),
     "Trace": ("tracekit.trace.reader", "Trace"),
+    "import_kld": ("tracekit.record.kld", "import_kld"),
     "load_model": ("tracekit.model.load", "load_model"),
     "make_plan": ("tracekit.simulate.plan", "make_plan"),
     "read_prompts": ("tracekit.record.prompts", "read_prompts"),
@@ -43,9 +57,14 @@ _PLACES = {
 }
 
 __all__ = [
+    "ConversationSource",
+    "PromptSource",
     "RecordOptions",
+    "Rendering",
     "Sampler",
+    "TextSource",
     "Trace",
+    "import_kld",
     "load_model",
     "make_plan",
     "read_prompts",

@@ -64,8 +64,8 @@ class Table:
         num_rows
             Rows; single values and missing columns (null) are repeated so often.
         columns
-            By name: an array or list of ``num_rows`` values, a 2-d array for list columns, or one
-            value for all rows. NaN becomes null.
+            By name: an array or list of ``num_rows`` values, a 2-d array for list columns, an Arrow
+            array as it is, or one value for all rows. NaN becomes null.
 
         Raises
         ------
@@ -81,6 +81,8 @@ class Table:
 
 def _array(values: Any, kind: pa.DataType, num_rows: int) -> pa.Array:
     """Return ``values`` as an Arrow array of one kind, single values repeated."""
+    if isinstance(values, pa.Array):
+        return values
     if values is None or isinstance(values, str | bytes | int | float | np.generic):
         return _repeated(values, kind, num_rows)
     if isinstance(values, np.ndarray) and values.ndim == 2:
@@ -120,10 +122,28 @@ SEQUENCES = Table(
         Column("seed", _I64, "", "seed of the sampler for this sequence"),
         Column("num_tokens", _I32, "tokens", "length, prompt and generated"),
         Column("context_end", _I32, "tokens", "length of the context that a question follows"),
-        Column("prompt_end", _I32, "tokens", "length of the prompt"),
+        Column("prompt_end", _I32, "tokens", "length of the prompt; null in plain text"),
         Column("turn_ends", pa.list_(_I32), "tokens", "length after each turn"),
         Column("finish_reason", _STR, "", "eos, length (token limit) or given (no generation)"),
         Column("text_source", _STR, "", "generated or given: perplexity needs given text"),
+        Column(
+            "text_start", _I32, "tokens", "where in its text this window begins; null elsewhere"
+        ),
+        Column(
+            "scored_from",
+            _I32,
+            "tokens",
+            "first position that counts: the window before has the rest",
+        ),
+        Column(
+            "beyond_trained", _BOOL, "", "longer than the positions that the model was trained on"
+        ),
+        Column(
+            "rerender_agrees",
+            _BOOL,
+            "",
+            "template over all answers gives these ids; null for one turn",
+        ),
         Column("prompt_text", _STR, "", "prompt as the model read it, special tokens written out"),
         Column("text", _STR, "", "generated text, special tokens left out"),
         Column("check", _STR, "", "JSON: how the answer can be judged"),
@@ -151,7 +171,12 @@ STEPS = Table(
     "a predicted token",
     (
         _SEQUENCE,
-        Column("position", _I32, "tokens", "position of the predicted token"),
+        Column(
+            "position", _I32, "tokens", "position of the predicted token: the length of its context"
+        ),
+        Column(
+            "is_scored", _BOOL, "", "counts here; false where the window before scored the token"
+        ),
         Column("path", _ID, "", "prefill or decode: the forward pass that predicted it"),
         Column("temperature", _F32, "", "temperature of the statistics; raw logits have 1"),
         Column("entropy_nats", _F32, "nats", "Shannon entropy of the next-token distribution"),
@@ -173,8 +198,13 @@ STEPS = Table(
         Column("nonfinite", _I32, "", "logits that are not finite"),
         Column("top_ids", pa.list_(_I32), "", "the most likely tokens, best first"),
         Column("top_logprobs", pa.list_(_F32), "nats", "their log-probabilities"),
-        Column("wall_s", _F32, "s", "time of the forward pass; null inside a prefill"),
-        Column("kv_bytes", _I64, "bytes", "logical bytes of the cache after the pass"),
+        Column(
+            "wall_s",
+            _F32,
+            "s",
+            "time of the forward pass, of the whole batch; null inside a prefill",
+        ),
+        Column("kv_bytes", _I64, "bytes", "logical bytes of this sequence's cache after the pass"),
         Column("device_bytes", _I64, "bytes", "memory allocated on the device; null on CPU"),
     ),
 )
@@ -188,7 +218,9 @@ KV = Table(
         _LAYER,
         Column("entries", _I32, "tokens", "entries that a head holds"),
         Column("logical_bytes", _I64, "bytes", "bytes of the entries"),
-        Column("resident_bytes", _I64, "bytes", "bytes of the storage behind them"),
+        Column(
+            "resident_bytes", _I64, "bytes", "bytes of the storage behind them; a batch's share"
+        ),
     ),
 )
 
@@ -212,6 +244,17 @@ ATTENTION = Table(
         Column("window_mass", _F32, "", f"mass on the newest {WINDOW_KEYS} keys"),
         Column("top_mass", _F32, "", f"mass on the {TOP_KEYS} largest entries"),
         Column("effective_keys", _F32, "keys", "1 / sum a^2, the participation number"),
+        Column(
+            "top_keys", pa.list_(_I32), "tokens", "positions of the K largest (--attention-topk)"
+        ),
+        Column("top_weights", pa.list_(_F32), "", "their attention, largest first"),
+        Column("rest_mass", _F32, "", "attention on all other keys"),
+        Column(
+            "map",
+            pa.large_binary(),
+            "",
+            "float16 attention on the keys seen, up to its own (--maps)",
+        ),
     ),
 )
 

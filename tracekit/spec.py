@@ -6,10 +6,13 @@ by believing the config) and travel in ``trace.json``.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 LayerKind = Literal["full", "sliding", "linear", "shared", "untapped"]
+
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Kinds of rotary embeddings whose frequencies change once a sequence is longer than their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,9 @@ class LayerSpec:
         Soft-cap of the attention logits; None where there is none.
     sinks
         Learned sink logits, one a query head (gpt-oss); None where there are none.
+    alibi
+        Slope of each query head (BLOOM, MPT): slope times the key's position is added to the logits
+        after scale and soft-cap. Softmax cannot tell it from a bias by distance. None elsewhere.
     owner
         Layer whose keys a ``shared`` layer reads.
     rope
@@ -76,6 +82,7 @@ class LayerSpec:
     window: int | None = None
     softcap: float | None = None
     sinks: tuple[float, ...] | None = None
+    alibi: tuple[float, ...] | None = None
     owner: int | None = None
     rope: str | None = None
     refusal: str | None = None
@@ -155,9 +162,15 @@ class ModelSpec:
     num_tokens
         Entries of the tokenizer (``head.num_rows`` may be larger: padding).
     max_positions
-        Longest sequence that the positions were made for; None if unbounded.
+        Longest sequence that the model can read as one function of tokens and positions: rows of
+        its learned position embedding, or the length from which its rotary frequencies change; None
+        if unbounded.
     attention
         Attention implementation in use: ``sdpa``, ``eager``...
+    trained_positions
+        Longest sequence that it was made for, where longer ones run all the same; None if unknown.
+    num_embeddings
+        Rows of the input embedding: token ids must be below.
     """
 
     name: str
@@ -171,6 +184,8 @@ class ModelSpec:
     num_tokens: int
     max_positions: int | None
     attention: str
+    trained_positions: int | None = None
+    num_embeddings: int | None = None
 
     @property
     def kv_numbers_per_token(self) -> int:
@@ -189,16 +204,36 @@ class ModelSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ModelSpec:
-        """Build the spec back from ``to_json``."""
-        layers = tuple(
-            LayerSpec(
-                **{**layer, "sinks": None if layer["sinks"] is None else tuple(layer["sinks"])}
-            )
-            for layer in data["layers"]
-        )
+        """Build the spec back from ``to_json``; specs of older traces are read as well."""
         ropes = {
             name: RopeSpec(**{**rope, "inv_freq": tuple(rope["inv_freq"])})
             for name, rope in data["ropes"].items()
         }
-        head = HeadSpec(**data["head"])
-        return cls(**{**data, "layers": layers, "ropes": ropes, "head": head})
+        spec = cls(
+            **{
+                **data,
+                "layers": tuple(_layer_from_json(layer) for layer in data["layers"]),
+                "ropes": ropes,
+                "head": HeadSpec(**data["head"]),
+            }
+        )
+        return spec if "trained_positions" in data else _with_split_positions(spec)
+
+
+def _layer_from_json(data: dict[str, Any]) -> LayerSpec:
+    """Return a layer; JSON has lists where the spec has tuples."""
+    lists = {name: tuple(data[name]) for name in ("sinks", "alibi") if data.get(name) is not None}
+    return LayerSpec(**{**data, **lists})
+
+
+def _with_split_positions(spec: ModelSpec) -> ModelSpec:
+    """Return a spec of the time when one field held both limits, and the embedding was not read."""
+    is_soft = bool(spec.ropes) and all(
+        rope.kind not in LENGTH_DEPENDENT for rope in spec.ropes.values()
+    )
+    return replace(
+        spec,
+        max_positions=None if is_soft else spec.max_positions,
+        trained_positions=spec.max_positions if is_soft else None,
+        num_embeddings=spec.head.num_rows,
+    )

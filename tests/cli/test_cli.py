@@ -151,7 +151,7 @@ def test_a_skipped_prompt_is_named_and_the_exit_code_says_so(
     )
     assert "line 2" in err
     assert "line 3" in err
-    assert "2 prompts were skipped" in err.strip().splitlines()[-1]
+    assert "2 were skipped" in err.strip().splitlines()[-1]
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
@@ -188,6 +188,7 @@ def test_every_command_and_flag_is_known() -> None:
     }
     assert found == {
         "doctor": ["--json"],
+        "import": [],
         "list": ["--json"],
         "record": sorted(
             [
@@ -195,17 +196,32 @@ def test_every_command_and_flag_is_known() -> None:
                 "-o",
                 "--out",
                 "--prompts",
-                "--capture",
+                "--text",
+                "--conversations",
+                "--window",
+                "--stride",
                 "--limit",
+                "--samples",
+                "--chat",
+                "--special-tokens",
+                "--capture",
+                "--maps",
+                "--attention-topk",
                 "--dtype-store",
                 "--head",
                 "--max-new-tokens",
                 "--temperature",
                 "--top-k",
                 "--top-p",
+                "--min-p",
+                "--repetition-penalty",
                 "--seed",
+                "--batch-size",
+                "--prefill-chunk",
                 "--dtype",
                 "--device",
+                "--device-map",
+                "--dry-run",
                 "--trust-remote-code",
                 "--overwrite",
                 "--progress",
@@ -232,3 +248,69 @@ def test_every_command_and_flag_is_known() -> None:
         ),
         "validate": ["--json", "trace"],
     }
+    formats = command.commands["import"].commands
+    assert {
+        name: sorted(o for one in sub.params for o in one.opts) for name, sub in formats.items()
+    } == {
+        "kld": sorted(
+            [
+                "file",
+                "--model",
+                "-o",
+                "--out",
+                "--overwrite",
+                "--trust-remote-code",
+                "--progress",
+                "--json",
+            ]
+        )
+    }
+
+
+def test_a_text_in_windows_is_recorded_with_maps_and_shown(
+    here: Here, model_folder: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "river.txt"
+    text.write_text("the river in the morning " * 8, encoding="utf-8")
+    out = tmp_path / "t"
+    flags = ("--text", text, "--window", 30, "--stride", 20, "--maps", "0,-1", "--batch-size", 2)
+    said, _ = here.run(
+        "record", "--model", model_folder, *flags, "--attention-topk", 4, "-o", out, "--json"
+    )
+    assert json.loads(said)["num_sequences"] > 2
+    assert json.loads(here.run("validate", out, "--json")[0])["problems"] == []
+    assert "river.txt#w0000" in here.run("show", out)[0]
+
+
+def test_a_dry_run_says_what_it_would_be_and_writes_nothing(
+    here: Here, model_folder: Path, prompt_file: Path, tmp_path: Path
+) -> None:
+    flags = ("record", "--model", model_folder, "--prompts", prompt_file, "-o", tmp_path / "t")
+    said = json.loads(here.run(*flags, "--max-new-tokens", 9, "--dry-run", "--json")[0])
+    assert not (tmp_path / "t").exists()
+    assert said["num_sequences"] == 5
+    assert said["num_new"] == 6 * 9
+    assert said["num_bytes"]["tensors.parquet"] > 0
+    assert "tensors.parquet" in here.run(*flags, "--dry-run")[0]
+
+
+def test_two_sources_are_refused(here: Here, model_folder: Path, tmp_path: Path) -> None:
+    flags = ("record", "--model", model_folder, "-o", tmp_path / "t")
+    _, said = here.run(*flags, "--text", "a", "--prompts", "core", code=2)
+    assert "two sources" in said
+    _, said = here.run(*flags, "--window", 5, code=2)
+    assert "--text" in said
+    _, said = here.run(*flags, "--maps", "first", code=2)
+    assert "names no layers" in said
+
+
+def test_a_chat_without_a_template_is_refused_in_one_sentence(
+    here: Here, model_folder: Path, prompt_file: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(model_folder, bare)
+    (bare / "chat_template.jinja").unlink()
+    flags = ("record", "--model", bare, "--prompts", prompt_file, "--max-new-tokens", 2)
+    _, said = here.run(*flags, "--chat", "-o", tmp_path / "t", code=3)
+    assert "--chat needs a chat template" in said
+    here.run(*flags, "--raw", "-o", tmp_path / "raw")

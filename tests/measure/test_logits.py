@@ -159,7 +159,9 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     target_T = torch.arange(11)
     whole = step_statistics(logits_TV, target_T, num_tokens=50)
     monkeypatch.setattr(logits, "BLOCK_NUMBERS", 100)
-    monkeypatch.setattr(logits, "SUPPORT_PREFIXES", (1, 4))
+    monkeypatch.setattr(logits, "SUPPORT_PREFIX", 2)
+    monkeypatch.setattr(logits, "BINS_PER_NAT", 3)
+    monkeypatch.setattr(logits, "NUM_BINS", 5)
     for name, values in step_statistics(logits_TV, target_T, num_tokens=50).items():
         np.testing.assert_array_equal(values, whole[name], err_msg=name)
 

@@ -161,7 +161,8 @@ def test_the_builtin_model_is_converted_once_by_two_processes_and_is_whole() -> 
     assert len(spec.layers) == 30
     assert all(layer.refusal is None for layer in spec.layers)
     assert {(one.num_heads, one.num_kv_heads, one.head_dim) for one in spec.layers} == {(9, 3, 64)}
-    assert (spec.num_tokens, spec.head.num_rows, spec.max_positions) == (49_152, 49_152, 8_192)
+    assert (spec.num_tokens, spec.head.num_rows, spec.num_embeddings) == (49_152,) * 3
+    assert (spec.max_positions, spec.trained_positions) == (None, 8_192)
     assert spec.head.is_tied
     assert spec.kv_bytes(1) == 2 * 30 * 3 * 64 * 2
     prompt = [{"role": "user", "content": "What is the capital of France?"}]

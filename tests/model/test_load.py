@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
-from transformers import T5Config
+from transformers import BartConfig, T5Config
 from transformers.utils import logging as transformers_logging
 
 from tests import architectures, tiny
+from tests.model.test_tap import Watch, generated, ids
 from tracekit.errors import InputError, ModelError, UsageError
 from tracekit.model import builtin
 from tracekit.model.load import LoadedModel, load_model
+from tracekit.model.tap import tap
 from tracekit.model.versions import quiet
 
 if TYPE_CHECKING:
@@ -111,10 +113,78 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
         load_model(str(folder))
 
 
-def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
-    T5Config().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"\(t5\) is an encoder-decoder"):
+@pytest.mark.parametrize("config", [T5Config, BartConfig])
+def test_an_encoder_decoder_is_refused(config: Any, tmp_path: Path) -> None:
+    config().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=rf"\({config.model_type}\) is an encoder-decoder"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", architectures.VISION)
+def test_a_vision_language_model_is_loaded_for_its_text(name: str, tmp_path: Path) -> None:
+    model = architectures.vision_model(name)
+    with quiet():
+        model.save_pretrained(tmp_path)
+        tiny.tokenizer().save_pretrained(tmp_path)
+    loaded, watch, tokens = load_model(str(tmp_path)), Watch(), ids(12)
+    spec = loaded.spec
+    assert [one.kind for one in spec.layers] == (
+        ["sliding", "full"] * 2 if name == "gemma3" else ["full"] * 4
+    )
+    assert all(one.refusal is None and one.rope is not None for one in spec.layers)
+    assert (spec.trained_positions, spec.num_embeddings, spec.model_type) == (512, 272, name)
+    with torch.no_grad(), tap(loaded.model, watch):
+        logits = loaded.model(tokens).logits
+    assert [call.layer for call in watch.calls] == [0, 1, 2, 3]
+    assert torch.equal(logits, model(tokens).logits)
+
+
+PARTS = {
+    "model.embed_tokens": "cpu",
+    "model.layers.0": "cpu",
+    "model.layers.1": "disk",
+    "model.layers.2": "cpu",
+    "model.layers.3": "cpu",
+    "model.norm": "cpu",
+    "model.rotary_emb": "cpu",
+    "lm_head": "cpu",
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "llama tied"])
+def test_a_model_with_a_layer_on_disk_is_the_same_model(family: str, tmp_path: Path) -> None:
+    name = str(saved(tmp_path / "m", family))
+    whole, spread = load_model(name), load_model(name, device_map=json.dumps(PARTS))
+    assert any(parameter.is_meta for parameter in spread.model.parameters())
+    assert spread.spec == whole.spec
+    seen, again = Watch(), Watch()
+    with tap(whole.model, seen):
+        tokens = generated(whole.model)
+    with tap(spread.model, again):
+        assert torch.equal(generated(spread.model), tokens)
+    assert len(seen.calls) == len(again.calls) == 24
+    for one, other in zip(seen.calls, again.calls, strict=True):
+        assert torch.equal(one.query_BHQD, other.query_BHQD)
+        assert torch.equal(one.key_BGKD, other.key_BGKD)
+
+
+def test_a_device_map_by_name_is_taken(tmp_path: Path) -> None:
+    name = str(saved(tmp_path / "m"))
+    assert load_model(name, device_map="auto").spec == load_model(name).spec
+
+
+@pytest.mark.parametrize("part", ["lm_head", "model.embed_tokens"])
+def test_ends_of_a_model_on_disk_are_refused(part: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="on disk"):
+        load_model(str(saved(tmp_path / "m")), device_map=json.dumps({**PARTS, part: "disk"}))
+
+
+@pytest.mark.parametrize("text", ["al", "[1]", "{", "3"])
+def test_a_device_map_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="there is no device map"):
+        load_model("smollm2-135m", device_map=text)
+    with pytest.raises(UsageError, match="exclude each other"):
+        load_model("smollm2-135m", device="cpu", device_map="auto")
 
 
 def test_code_that_comes_with_a_model_does_not_run(tmp_path: Path) -> None:

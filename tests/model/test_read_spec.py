@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ def plain(kind: str = "full", **changes: Any) -> dict[str, Any]:
 
 
 LINEAR = {"kind": "linear", "num_heads": 0, "num_kv_heads": 0, "rope": None}
-UNTAPPED = {"kind": "untapped", "num_heads": 0, "rope": None}
+SLOPES = (0.25, 0.0625, 0.015625, 0.00390625)
 
 TRUTH: dict[str, list[dict[str, Any]]] = {
     "llama": [plain()] * 4,
@@ -59,7 +60,17 @@ TRUTH: dict[str, list[dict[str, Any]]] = {
     "cohere2": [plain("sliding"), plain(rope=None)] * 2,
     "granite": [plain(scale=0.2)] * 4,
     "qwen3_next": [LINEAR, plain()] * 2,
-    "falcon": [UNTAPPED] * 4,
+    "jamba": [LINEAR, plain(rope=None)] * 2,
+    "opt": [plain(num_kv_heads=4, rope=None, scale=1.0)] * 4,
+    "falcon": [plain(num_kv_heads=1)] * 4,
+    "falcon new": [plain(num_kv_heads=4)] * 4,
+    "bloom": [plain(num_kv_heads=4, rope=None)] * 4,
+    "mpt": [plain(num_kv_heads=4, rope=None)] * 4,
+    "gpt_neo": [
+        plain(num_kv_heads=4, rope=None, scale=1.0),
+        plain("sliding", num_kv_heads=4, rope=None, scale=1.0),
+    ]
+    * 2,
     "mamba": [LINEAR] * 4,
 }
 
@@ -91,9 +102,16 @@ def test_kv_bytes_follow_from_the_spec(family: str) -> None:
     assert spec_of(family).kv_bytes(20, bytes_per_number=4) == KV_BYTES[family]
 
 
+DEEPSEEK = [] if architectures.BEFORE_5_16 else [("deepseek_v3", "compressed", 4)]
+
+
 @pytest.mark.parametrize(
     ("family", "words", "num_refused"),
-    [("llama4", "chunked", 3), ("deepseek_v3", "compressed", 4)],
+    [
+        ("llama4", "chunked", 3),
+        ("falcon alibi", "no straight lines", 4),
+        *DEEPSEEK,
+    ],
 )
 def test_attention_that_cannot_be_replayed_is_refused_by_layer(
     family: str, words: str, num_refused: int
@@ -113,6 +131,16 @@ def test_a_layer_with_a_changed_kernel_is_refused(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setattr(module.config, "_attn_implementation_internal", "sdpa")
     refusals = [layer.refusal for layer in read_spec(model, name="x", num_tokens=265).layers]
     assert all(refusal is not None and "off by" in refusal for refusal in refusals)
+
+
+def test_a_soft_cap_is_read_where_it_is_used_and_refused_where_the_kernel_ignores_it() -> None:
+    model = architectures.model("gemma2")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    spec = read_spec(model, name="x", num_tokens=265)
+    # Old releases run Gemma 2 in sdpa, which has no soft-cap.
+    is_ignored = spec.attention == "sdpa"
+    assert all((layer.refusal is not None) == is_ignored for layer in spec.layers)
 
 
 def test_a_model_that_looks_ahead_is_refused() -> None:
@@ -179,8 +207,71 @@ def test_longrope_ends_where_its_frequencies_change() -> None:
         "long_factor": [2.0] * 4,
         "original_max_position_embeddings": 64,
     }
-    assert spec_of("llama", rope_parameters=rope).max_positions == 64
-    assert spec_of("llama").max_positions == 512
+    spec = spec_of("llama", rope_parameters=rope)
+    assert (spec.max_positions, spec.trained_positions) == (64, None)
+
+
+@pytest.mark.parametrize(
+    ("family", "hard", "soft"),
+    [
+        ("llama", None, 512),
+        ("gemma3", None, 512),
+        ("gpt_oss", None, 512),
+        ("gpt2", 512, None),
+        ("opt", 512, None),
+        ("gpt_neo", 512, None),
+        ("mpt", 512, None),
+        ("bloom", None, 512),
+        ("mamba", None, 512),
+        ("jamba", None, 512),
+    ],
+)
+def test_positions_end_where_they_are_learned_and_go_on_where_they_turn(
+    family: str, hard: int | None, soft: int | None
+) -> None:
+    spec = spec_of(family)
+    assert (spec.max_positions, spec.trained_positions, spec.num_embeddings) == (hard, soft, 272)
+
+
+def test_a_model_runs_up_to_its_hard_limit_and_no_farther() -> None:
+    for family in ("gpt2", "opt", "gpt_neo", "mpt"):
+        model = architectures.model(family)
+        longest = read_spec(model, name=family, num_tokens=265).max_positions
+        assert longest is not None
+        model(ids(longest))
+        with pytest.raises((IndexError, RuntimeError)):
+            model(ids(longest + 1))
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt"])
+def test_slopes_are_found_and_are_the_same_in_all_layers(family: str) -> None:
+    for layer in spec_of(family).layers:
+        assert layer.alibi == pytest.approx(SLOPES, rel=1e-6)
+    assert all(layer.alibi is None for layer in spec_of("gpt_neo").layers)
+
+
+def test_biases_that_are_rounded_are_refused_though_short_texts_do_not_show_it() -> None:
+    spec = read_spec(architectures.model("bloom").bfloat16(), name="x", num_tokens=265)
+    assert all("rounded" in (layer.refusal or "") for layer in spec.layers)
+    spec = read_spec(architectures.model("mpt").bfloat16(), name="x", num_tokens=265)
+    assert all(layer.refusal is None for layer in spec.layers)
+
+
+def test_a_model_that_runs_without_a_cache_is_refused() -> None:
+    with pytest.raises(ModelError, match="without a cache"):
+        read_spec(tiny.model("openai-gpt"), name="x", num_tokens=265)
+
+
+def test_specs_of_older_traces_are_read_and_their_one_limit_is_told_apart() -> None:
+    for family, hard, soft in (("llama", None, 512), ("gpt2", 512, None)):
+        data = spec_of(family).to_json()
+        for name in ("trained_positions", "num_embeddings"):
+            del data[name]
+        for layer in data["layers"]:
+            del layer["alibi"]
+        old = ModelSpec.from_json({**data, "max_positions": 512})
+        assert (old.max_positions, old.trained_positions, old.num_embeddings) == (hard, soft, 272)
+        assert old.layers == spec_of(family).layers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -229,8 +320,9 @@ def test_the_check_finds_a_wrong_spec(change: dict[str, Any]) -> None:
 
 
 def test_a_spec_survives_json() -> None:
-    spec = spec_of("gpt_oss")
-    assert ModelSpec.from_json(spec.to_json()) == spec
+    for family in ("gpt_oss", "mpt"):
+        spec = spec_of(family)
+        assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
 def test_a_fingerprint_is_repeatable_and_moves_with_any_number_or_setting() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -12,12 +12,15 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from tests import tiny
+from tests.record.rendering_cases import END, START, chat, with_bos, with_template
 from tracekit.errors import InputError, ModelError
-from tracekit.record.prompt import MarkedSpan, Message, Prompt, join
+from tracekit.record.prompt import MarkedSpan, Prompt, join
 from tracekit.record.prompts import read_prompts
-from tracekit.record.render import Rendered, render
+from tracekit.record.render import render
+from tracekit.record.rendering import Rendering
 
-START, END = 1, 2  # ids of <|im_start|> and <|im_end|>
+if TYPE_CHECKING:
+    from tracekit.record.rendered import Rendered
 
 MISTRAL = (
     "{% if messages[0]['role'] == 'system' and messages | length == 1 %}"
@@ -26,17 +29,6 @@ MISTRAL = (
     "{% elif m['role'] == 'system' %}{{ m['content'] + '\n\n' }}"
     "{% else %}{{ ' ' + m['content'] + '<|im_end|>' }}{% endif %}{% endfor %}"
 )
-
-
-def chat(*messages: tuple[str, str], **more: Any) -> Prompt:
-    said = tuple(Message(role=role, content=content) for role, content in messages)
-    return Prompt(id="p", domain="d", messages=said, **more)
-
-
-def with_template(template: str | None) -> Any:
-    tokenizer = copy.deepcopy(tiny.tokenizer())
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 def pieces(part: Rendered, labels: tuple[Any, ...], tokenizer: Any = None) -> list[tuple[Any, str]]:
@@ -156,9 +148,12 @@ def test_only_the_template_makes_control_tokens_and_every_message_comes_back(
         assert tokenizer.decode(part.ids) == part.text
 
 
-def test_control_tokens_in_raw_text_are_control_tokens() -> None:
+def test_control_tokens_in_raw_text_are_words_unless_they_are_to_be_parsed() -> None:
     prompt = Prompt(id="p", domain="d", text="<|im_start|>the")
     (part,) = render(prompt, tiny.tokenizer())
+    assert START not in part.ids
+    assert tiny.tokenizer().decode(part.ids) == prompt.text
+    (part,) = render(prompt, tiny.tokenizer(), Rendering(special_tokens="parse"))
     assert part.ids[0] == START
     assert set(part.roles) == {None}
     assert set(part.turns) == {0}
@@ -166,15 +161,11 @@ def test_control_tokens_in_raw_text_are_control_tokens() -> None:
     assert not any(part.is_template)
 
 
-def test_raw_text_gets_what_the_tokenizer_adds_and_a_chat_does_not() -> None:
-    tokenizer = copy.deepcopy(tiny.tokenizer())
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A <|im_end|>",
-        special_tokens=[("<|endoftext|>", 0), ("<|im_end|>", END)],
-    )
+def test_raw_text_gets_what_the_tokenizer_puts_before_it_and_a_chat_does_not() -> None:
+    tokenizer = with_bos(after="<|im_end|>")
     (part,) = render(Prompt(id="p", domain="d", text="in the"), tokenizer)
-    assert (part.ids[0], part.ids[-1]) == (0, END)
-    assert part.is_template == (True, *(False,) * (len(part.ids) - 2), True)
+    assert tokenizer.decode(part.ids) == "<|endoftext|>in the"
+    assert part.is_template == (True, *(False,) * (len(part.ids) - 1))
     (part,) = render(chat(("user", "in the")), tokenizer)
     assert part.ids[0] == START
 
@@ -248,7 +239,7 @@ def test_a_template_without_closing_and_opening_still_numbers_its_turns() -> Non
 @pytest.mark.parametrize(
     ("template", "why"),
     [
-        (None, "has no chat template; give 'text' instead"),
+        (None, "has no chat template; use --raw, or give 'text' instead"),
         (
             "{{ raise_exception('system messages are not for me') }}",
             "system messages are not for me",

@@ -9,6 +9,8 @@ import pytest
 
 from tracekit import schema
 from tracekit.errors import InputError, TraceError
+from tracekit.record.prompts import read_prompts
+from tracekit.record.sources.prompts import PromptSource
 from tracekit.report.render import write_report
 from tracekit.simulate.plan import make_plan
 from tracekit.simulate.run import simulate
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 def read(folder: Path, name: str) -> pd.DataFrame:
     return pq.read_table(folder / f"{name}.parquet").to_pandas()
+
+
+def first_of(prompt_file: Path) -> PromptSource:
+    return PromptSource(read_prompts(str(prompt_file)), limit=1)
 
 
 def test_every_table_has_the_documented_schema(results_folder: Path) -> None:
@@ -174,8 +180,8 @@ def test_a_trace_without_what_is_needed_says_which_capture_has_it(
     from tracekit.record.options import RecordOptions
     from tracekit.record.recorder import record
 
-    options = RecordOptions(max_new_tokens=3, capture="steps", limit=1)
-    record(str(model_folder), str(prompt_file), tmp_path / "t", options)
+    options = RecordOptions(max_new_tokens=3, capture="steps")
+    record(str(model_folder), first_of(prompt_file), tmp_path / "t", options)
     with pytest.raises(TraceError, match="--capture qkv"):
         simulate(tmp_path / "t", tmp_path / "r", make_plan(["h2o"]))
     with pytest.raises(TraceError, match="--capture hidden or qkv"):
@@ -188,12 +194,8 @@ def test_results_of_another_trace_are_not_mixed(
     from tracekit.record.options import RecordOptions
     from tracekit.record.recorder import record
 
-    record(
-        str(model_folder),
-        str(prompt_file),
-        tmp_path / "t",
-        RecordOptions(max_new_tokens=3, limit=1),
-    )
+    options = RecordOptions(max_new_tokens=3)
+    record(str(model_folder), first_of(prompt_file), tmp_path / "t", options)
     with pytest.raises(InputError, match="results of another trace"):
         simulate(tmp_path / "t", results_folder)
 
@@ -221,3 +223,28 @@ def test_shown_tokens_stand_in_the_results(results_folder: Path, trace_folder: P
     one = shown[shown["sequence_id"] == "plain#0"]
     assert "<script>" in "".join(one["text"])
     assert one["entropy_nats"].isna().sum() == 1
+
+
+def test_windows_of_a_text_are_scored_where_they_count(model_folder: Path, tmp_path: Path) -> None:
+    from tracekit.record.recorder import record
+    from tracekit.record.sources.text import TextSource
+
+    path = tmp_path / "river.txt"
+    path.write_text("the river in the morning and the other thing " * 8, encoding="utf-8")
+    for name, window in (("whole", None), ("windows", 60)):
+        source = TextSource(str(path), window=window, stride=window and 25)
+        record(str(model_folder), source, tmp_path / name)
+        plan = make_plan(["h2o:kept=0.5"], vocab=["oracle"], sizes=(16,))
+        assert not simulate(tmp_path / name, tmp_path / f"{name}-r", plan).failed
+    trace = Trace(tmp_path / "windows")
+    kv = read(tmp_path / "windows-r", "kv")
+    whole = kv[(kv["layer"] == schema.ALL)].set_index("sequence_id")["num_scored"]
+    for _, one in trace.sequences.iterrows():
+        # Plain text has its eviction point in the middle; a row scores the token after it.
+        rows = range(one["num_tokens"] // 2, one["num_tokens"] - 1)
+        wanted = sum(row + 1 >= one["scored_from"] for row in rows)
+        assert whole[one["sequence_id"]] == wanted
+    vocab = read(tmp_path / "windows-r", "vocab")
+    num_tokens = int(Trace(tmp_path / "whole").sequences["num_tokens"].iloc[0])
+    assert vocab["num_scored"].sum() == num_tokens - 1
+    write_report(tmp_path / "windows-r", tmp_path / "report.html")

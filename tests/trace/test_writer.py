@@ -4,13 +4,17 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from tracekit import schema
 from tracekit.errors import InputError, TraceError, UsageError
 from tracekit.spec import HeadSpec, LayerSpec, ModelSpec
 from tracekit.trace import writer as writer_module
+from tracekit.trace.local_folder import LocalFolder
 from tracekit.trace.reader import Trace
+from tracekit.trace.validate import damaged_files
 from tracekit.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
@@ -86,6 +90,129 @@ def test_a_sequence_that_never_ended_is_seen_by_no_reader(tmp_path: Path) -> Non
     assert set(trace.table("keys")["sequence_id"]) == {"a#0"}
 
 
+def test_a_sequence_that_was_interrupted_and_recorded_again_is_read_once(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path, manifest()) as writer:
+        write_sequence(writer, "a#0")
+        write_sequence(writer, "again#0", ends=False)
+        writer.shard._write("keys")  # as a long sequence does
+    with TraceWriter(tmp_path, manifest()) as writer:
+        write_sequence(writer, "again#0")
+    keys = Trace(tmp_path).table("keys")
+    assert keys["sequence_id"].astype(str).tolist() == ["a#0"] * 6 + ["again#0"] * 6
+
+
+@pytest.mark.parametrize(
+    ("ended", "damaged", "words"),
+    [
+        (2, False, "the open shard with 2 sequences was finished"),
+        (1, False, "the open shard with 1 sequence was finished"),
+        (0, False, "the open shard was dropped, it held no finished sequence"),
+        (2, True, "the open shard was dropped, it could not be written"),
+    ],
+)
+def test_a_writer_says_on_parting_what_happened_to_the_open_shard(
+    tmp_path: Path, ended: int, damaged: bool, words: str
+) -> None:
+    writer = TraceWriter(tmp_path, manifest())
+
+    def interrupted() -> None:
+        with writer:
+            for number in range(ended):
+                write_sequence(writer, f"{number}#0")
+            write_sequence(writer, "open#0", ends=False)
+            writer.shard.is_damaged = damaged
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert writer.parting == words
+    assert len(Trace(tmp_path).sequence_ids) == (0 if damaged else ended)
+    assert not list((tmp_path / ".open").iterdir())
+
+
+def test_a_write_that_fails_drops_the_shard_though_something_else_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    writer = TraceWriter(tmp_path, manifest())
+
+    def stopped() -> None:
+        with writer:
+            write_sequence(writer, "a#0")
+            monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+            with pytest.raises(OSError, match="No space left"):
+                write_sequence(writer, "b#0")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    assert writer.parting == "the open shard was dropped, it could not be written"
+    assert Trace(tmp_path).sequence_ids == []
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_shard_whose_closing_was_interrupted_is_closed_on_leaving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    add_shard = LocalFolder.add_shard
+
+    def once(self: LocalFolder, built: Path, number: int) -> None:
+        monkeypatch.setattr(LocalFolder, "add_shard", add_shard)
+        if moved:
+            add_shard(self, built, number)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalFolder, "add_shard", once)
+    writer = TraceWriter(tmp_path, manifest())
+
+    def interrupted() -> None:
+        with writer:
+            write_sequence(writer, "a#0")
+            writer.close_shard()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert writer.parting == "the open shard with 1 sequence was finished"
+    assert Trace(tmp_path).sequence_ids == ["a#0"]
+
+
+def test_a_recording_that_was_killed_before_its_manifest_goes_on(tmp_path: Path) -> None:
+    (tmp_path / ".open").mkdir()
+    (tmp_path / ".open" / "trace.json").write_text("{")
+    (tmp_path / ".lock").write_text("")
+    with TraceWriter(tmp_path, manifest()) as writer:
+        write_sequence(writer, "a#0")
+    assert Trace(tmp_path).sequence_ids == ["a#0"]
+
+
+def test_a_shared_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    def half(path: Path) -> None:
+        path.write_text("wo")
+        raise OSError(28, "No space left on device")
+
+    def whole(path: Path) -> None:
+        path.write_text("words")
+
+    with TraceWriter(tmp_path, manifest()) as writer:
+        with pytest.raises(OSError, match="No space left"):
+            writer.add_file("vocab.parquet", half)
+        assert not writer.has_file("vocab.parquet")
+        writer.add_file("vocab.parquet", whole)
+        writer.add_file("weights.safetensors", whole)
+        write_sequence(writer, "a#0")
+    with TraceWriter(tmp_path, manifest()) as writer:
+        assert writer.has_file("vocab.parquet")
+        assert writer.has_file("weights.safetensors")
+    constants = Trace(tmp_path).manifest["constants"]
+    assert {name: entry["bytes"] for name, entry in constants.items()} == {
+        "vocab.parquet": 5,
+        "weights.safetensors": 5,
+    }
+    assert not list(damaged_files(Trace(tmp_path)))
+
+
 def test_the_same_settings_go_on_and_others_are_refused_by_name(tmp_path: Path) -> None:
     with TraceWriter(tmp_path, manifest()) as writer:
         write_sequence(writer, "a#0")
@@ -98,6 +225,21 @@ def test_the_same_settings_go_on_and_others_are_refused_by_name(tmp_path: Path) 
     with TraceWriter(tmp_path, manifest(seed=1), overwrite=True) as writer:
         assert writer.finished == set()
     assert Trace(tmp_path).sequence_ids == []
+
+
+def test_types_do_not_depend_on_which_shard_has_a_null(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"num_tokens": 7, "turn_ends": [[7]]}
+    ends = {"a#0": None, "b#0": 3}
+    for name, size in (("one", 64), ("two", 1)):
+        monkeypatch.setattr(writer_module, "SHARD_SEQUENCES", size)
+        with TraceWriter(tmp_path / name, manifest()) as writer:
+            for sequence_id, end in ends.items():
+                writer.end_sequence(row | {"sequence_id": sequence_id, "context_end": end})
+    one, two = (Trace(tmp_path / name) for name in ("one", "two"))
+    assert len(two.shards) == 2
+    pd.testing.assert_frame_equal(one.sequences, two.sequences)
 
 
 def test_a_folder_without_a_sequence_ties_nobody_to_its_settings(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tracekit.cli import doctor, listing, record, report, show, simulate, validate
+from tracekit.cli import doctor, import_, listing, record, report, show, simulate, validate
 from tracekit.errors import InterruptedRunError, TracekitError
 
 if TYPE_CHECKING:
@@ -60,6 +60,12 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_stoppable(_command))
+
+
+for _format in import_.import_app.registered_commands:
+    assert _format.callback is not None
+    _format.callback = _stoppable(_format.callback)
+app.add_typer(import_.import_app, name="import")
 
 
 @app.callback()

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(help="Folder of a trace or of results.")],
+    folder: Annotated[
+        str,
+        typer.Argument(help="Folder of a trace or of results, or URL of a trace."),
+    ],
     sequence: Annotated[
         str | None, typer.Option(help="Show the steps of this sequence of a trace.")
     ] = None,
@@ -26,8 +29,8 @@ def show(
     """Show what a trace or a results folder holds."""
     from tracekit.cli.output import emit
 
-    if (folder / "run.json").exists():
-        data, text = _results(folder)
+    if (Path(folder) / "run.json").exists():
+        data, text = _results(Path(folder))
     else:
         from tracekit.trace.reader import Trace
 
@@ -43,17 +46,18 @@ def _trace(trace: Trace) -> tuple[dict[str, Any], str]:
     steps = trace.table("steps", columns=["sequence_id", "position", "entropy_nats"])
     frame = trace.sequences
     rows = []
-    for _, one in frame.iterrows():
+    # Plain text has no prompt: all of it counts that its window scores.
+    starts = frame["prompt_end"].fillna(frame["scored_from"])
+    for (_, one), start in zip(frame.iterrows(), starts, strict=True):
         made = steps[
-            (steps["sequence_id"].astype(str) == one["sequence_id"])
-            & (steps["position"] >= one["prompt_end"])
+            (steps["sequence_id"].astype(str) == one["sequence_id"]) & (steps["position"] >= start)
         ]
         mean = float(made["entropy_nats"].mean())
         rows.append(
             {
                 "sequence": one["sequence_id"],
                 "domain": one["domain"],
-                "prompt": int(one["prompt_end"]),
+                "prompt": int(start),
                 "tokens": int(one["num_tokens"]),
                 "finish": one["finish_reason"],
                 "entropy_nats": None if mean != mean else mean,  # noqa: PLR0124 NaN
@@ -64,11 +68,10 @@ def _trace(trace: Trace) -> tuple[dict[str, Any], str]:
         f"{sum(layer.kind == kind for layer in spec.layers)} {kind}"
         for kind in dict.fromkeys(layer.kind for layer in spec.layers)
     )
-    size = sum(path.stat().st_size for path in trace.path.rglob("*") if path.is_file())
     head = [
         (
             f"{trace.path}: {len(frame)} sequences, {int(frame['num_tokens'].sum())} tokens, "
-            f"{size / 1e6:.1f} MB, capture {trace.capture}, recorded {manifest['created']}"
+            f"{trace.num_bytes / 1e6:.1f} MB, capture {trace.capture}, recorded {manifest['created']}"
         ),
         (
             f"{spec.name} ({spec.model_type}): layers {kinds}; vocabulary {spec.head.num_rows}; "

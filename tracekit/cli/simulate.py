@@ -13,7 +13,7 @@ _WHAT, _RUN = "What to replay", "Run"
 
 
 def simulate(
-    trace: Annotated[Path, typer.Argument(help="Folder of a trace.")],
+    trace: Annotated[str, typer.Argument(help="Folder or URL of a trace.")],
     out: Annotated[
         Path, typer.Option("-o", "--out", help="Folder of the results.", rich_help_panel=_WHAT)
     ],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
 def validate(
-    trace: Annotated[Path, typer.Argument(help="Folder of a trace.")],
+    trace: Annotated[str, typer.Argument(help="Folder or URL of a trace.")],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout.")
     ] = False,

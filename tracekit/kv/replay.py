@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -139,6 +139,13 @@ class Replay:
     num_evicted_NLG: np.ndarray
     is_clipped_N: np.ndarray
     is_clamped_N: np.ndarray
+
+    def since(self, row: int) -> Replay:
+        """Return the same with the scored rows from position ``row`` on alone."""
+        cut = max(0, row - self.first_row)
+        names = ("held_NLGR", "full_R", "error_sq_NLHR", "norm_sq_LHR", "cosine_NLHR")
+        arrays = {name: getattr(self, name)[..., cut:] for name in (*names, "mass_kept_NLHR")}
+        return replace(self, first_row=self.first_row + cut, **arrays)
 
 
 def replay(

@@ -1,4 +1,4 @@
-"""Attention as the kernel computes it: scale, soft-cap, causal and window masks, sink logits.
+"""Attention as the kernel computes it: scale, soft-cap, ALiBi, causal and window masks, sinks.
 
 One implementation for the recorder's statistics, its self-check and the KV engine, so that all of
 them mean the same attention. Leading axes (layers, kept fractions) are carried along.
@@ -49,8 +49,10 @@ def visible_QK(
     return seen_QK
 
 
-def logits_HQK(query_HQD: torch.Tensor, key_GKD: torch.Tensor, layer: LayerSpec) -> torch.Tensor:
-    """Return attention logits before any mask: soft-cap(scale * q k).
+def logits_HQK(
+    query_HQD: torch.Tensor, key_GKD: torch.Tensor, layer: LayerSpec, *, first_key: int = 0
+) -> torch.Tensor:
+    """Return attention logits before any mask: soft-cap(scale * q k) + ALiBi's slope * position.
 
     Parameters
     ----------
@@ -59,7 +61,9 @@ def logits_HQK(query_HQD: torch.Tensor, key_GKD: torch.Tensor, layer: LayerSpec)
     key_GKD
         Post-RoPE keys [..., G, K, D]; query head h reads KV head h // (H / G).
     layer
-        Gives ``scale`` and ``softcap``.
+        Gives ``scale``, ``softcap`` and ``alibi``.
+    first_key
+        Position of the first key; the others follow it without a gap. Only ALiBi asks for it.
 
     Returns
     -------
@@ -73,6 +77,9 @@ def logits_HQK(query_HQD: torch.Tensor, key_GKD: torch.Tensor, layer: LayerSpec)
     scores = (packed @ key_GKD.transpose(-1, -2)).reshape(*lead, num_heads, num_queries, num_keys)
     if layer.softcap is not None:
         scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    if layer.alibi is not None:
+        position_K = torch.arange(first_key, first_key + num_keys, device=scores.device)
+        scores += scores.new_tensor(layer.alibi)[:, None, None] * position_K
     return scores
 
 

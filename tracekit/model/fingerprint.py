@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 
 SAMPLED_NUMBERS = 4096
 """Numbers of each parameter that enter the fingerprint one by one."""
@@ -40,7 +41,7 @@ def fingerprint(model: Any) -> str:
     Parameters
     ----------
     model
-        A loaded model; its parameters must be in memory.
+        A loaded model; parameters that are left on disk are read from there.
 
     Returns
     -------
@@ -52,13 +53,20 @@ def fingerprint(model: Any) -> str:
     head = {"model_type": model.config.model_type, "config": settings}
     digest.update(json.dumps(head, sort_keys=True, default=str).encode())
     with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-            bits = parameter.detach().reshape(-1).view(_INTEGERS[parameter.element_size()])
-            stride = max(1, -(-bits.numel() // SAMPLED_NUMBERS))
-            digest.update(bits[::stride].cpu().numpy().tobytes())
-            digest.update(str(int(bits.sum(dtype=torch.int64))).encode())
+        for name in sorted(name for name, _ in model.named_parameters()):
+            owner, _, leaf = name.rpartition(".")
+            module = model.get_submodule(owner)
+            with align_module_device(module):
+                _add(digest, name, getattr(module, leaf))
     return digest.hexdigest()
+
+
+def _add(digest: Any, name: str, parameter: torch.Tensor) -> None:
+    digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+    bits = parameter.detach().reshape(-1).view(_INTEGERS[parameter.element_size()])
+    stride = max(1, -(-bits.numel() // SAMPLED_NUMBERS))
+    digest.update(bits[::stride].cpu().numpy().tobytes())
+    digest.update(str(int(bits.sum(dtype=torch.int64))).encode())
 
 
 def _without_bookkeeping(settings: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from tracekit.errors import ModelError
-from tracekit.model.tap import decoder_of
+from tracekit.model.decoder import decoder_of
 from tracekit.spec import HeadSpec
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ def read_head(model: Any, end: ForwardEnd) -> HeadSpec:
         softcap=getattr(config, "final_logit_softcapping", None),
         is_tied=_is_tied(model),
     )
-    hidden = end.hidden_BTE.to(weight.dtype)
+    hidden = end.hidden_BTE.to(weight)
     logits = spec.scale * functional.linear(hidden, weight, tensors.get("head.bias")).double()
     if spec.softcap is not None:
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
-    real = end.logits_BTV.double()
+    real = end.logits_BTV.to(logits)
     error = float((logits - real).abs().max() / real.abs().max())
     gate = HEAD_GATES[str(weight.dtype).removeprefix("torch.")]
     if not error <= gate:

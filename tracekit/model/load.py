@@ -11,11 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from tracekit.errors import InputError, ModelError, UsageError
 from tracekit.model.builtin import BUILTIN_MODELS, find_builtin
 from tracekit.model.convert import converted
+from tracekit.model.placement import Placement
 from tracekit.model.read_spec import read_spec
 from tracekit.model.refusals import reason, refuse_missing
 from tracekit.model.versions import quiet
@@ -82,6 +92,7 @@ def load_model(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    device_map: str | None = None,
     trust_remote_code: bool = False,
     say: Callable[[str], None] = logger.info,
 ) -> LoadedModel:
@@ -98,6 +109,10 @@ def load_model(
         ``auto`` (as stored), ``float32``, ``bfloat16`` or ``float16``.
     device
         ``auto`` (CUDA if there is one), ``cpu``, ``cuda``, ``cuda:1`` ...
+    device_map
+        How to spread the model over devices, memory and disk, instead of ``device``: ``auto``,
+        ``balanced``, ``balanced_low_0``, ``sequential``, or a JSON object of parts and places. None:
+        the whole model on one device.
     trust_remote_code
         Whether Python code that comes with the model may run.
     say
@@ -106,7 +121,7 @@ def load_model(
     Raises
     ------
     UsageError
-        If there is no such dtype or device.
+        If there is no such dtype, device or device map.
     InputError
         If there is no such model, or its files are not as they must be.
     ModelError
@@ -114,14 +129,17 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise UsageError(unknown("dtype", dtype, list(DTYPES)))
-    place = _device(device)
+    placement = Placement.of(device, device_map)
     source = _find(name, trust_remote_code=trust_remote_code, say=say)
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     with quiet():
-        _refuse_other_kinds(name, source.folder, options)
+        kind = _kind(name, source.folder, options)
         tokenizer = _read_tokenizer(name, source.folder, options)
-        model = _read_model(name, source.folder, {**options, "dtype": DTYPES[dtype]})
-        model = model.to(place).eval().requires_grad_(False)
+        options |= {"dtype": DTYPES[dtype], **placement.options()}
+        model = placement.place(_read_model(name, kind, source.folder, options))
+        model.eval().requires_grad_(False)
+        # MPT's config turns the cache off, and a recording is of what it holds.
+        model.generation_config.use_cache = True
         spec = read_spec(model, name=name, num_tokens=len(tokenizer), revision=source.revision)
     return LoadedModel(model=model, tokenizer=tokenizer, spec=spec)
 
@@ -167,8 +185,8 @@ def _fetch(name: str, *, trust_remote_code: bool) -> Path:
         raise InputError(msg) from error
 
 
-def _refuse_other_kinds(name: str, folder: Path, options: dict[str, Any]) -> None:
-    """Refuse what is no causal decoder before any weight is read."""
+def _kind(name: str, folder: Path, options: dict[str, Any]) -> Any:
+    """Return the class that reads such a model, before any weight is read."""
     try:
         config = AutoConfig.from_pretrained(folder, **options)
     except (OSError, ValueError, KeyError) as error:
@@ -177,6 +195,9 @@ def _refuse_other_kinds(name: str, folder: Path, options: dict[str, Any]) -> Non
     if config.is_encoder_decoder:
         msg = f"{name} ({config.model_type}) is an encoder-decoder; only causal decoders are recorded."
         raise ModelError(msg)
+    is_causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    reads_images = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return AutoModelForImageTextToText if reads_images and not is_causal else AutoModelForCausalLM
 
 
 def _read_tokenizer(name: str, folder: Path, options: dict[str, Any]) -> Any:
@@ -187,10 +208,10 @@ def _read_tokenizer(name: str, folder: Path, options: dict[str, Any]) -> Any:
         raise InputError(msg) from error
 
 
-def _read_model(name: str, folder: Path, options: dict[str, Any]) -> Any:
+def _read_model(name: str, kind: Any, folder: Path, options: dict[str, Any]) -> Any:
     """Return the model; refuse it if a weight was not in its files."""
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             folder, **options, use_safetensors=True, output_loading_info=True
         )
     except OSError as error:
@@ -205,21 +226,3 @@ def _read_model(name: str, folder: Path, options: dict[str, Any]) -> Any:
     model, info = loaded
     refuse_missing(name, info)
     return model
-
-
-def _device(device: str) -> torch.device:
-    """Return the device of that name, if this machine has it."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-    except RuntimeError:
-        msg = f"there is no device {device!r}; use auto, cpu, cuda or cuda:N."
-        raise UsageError(msg) from None
-    if place.type not in ("cpu", "cuda", "mps", "xpu"):
-        msg = f"nothing can be computed on device {device!r}; use auto, cpu, cuda or cuda:N."
-        raise UsageError(msg)
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        msg = f"this machine has {torch.cuda.device_count()} CUDA devices, so no {device}; use auto or cpu."
-        raise UsageError(msg)
-    return place

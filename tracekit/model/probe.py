@@ -14,8 +14,14 @@ if TYPE_CHECKING:
     from tracekit.model.tap import AttentionCall, ForwardEnd
 
 PROBE_TOKENS = 4
+BIAS_PROBE_TOKENS = 320
+"""Of models with ALiBi: from position 257 on, bfloat16 does not hold all positions."""
+
 LONGEST_PROBE = 128
 """A probe is longer than a window only up to here: wider windows are read, not seen at work."""
+
+_WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
+"""Names of a window in configs."""
 
 
 class Seen:
@@ -39,11 +45,11 @@ class Seen:
         return [call for call in self.calls if call.layer == layer]
 
 
-def probe_ids(config: Any) -> torch.Tensor:
+def probe_ids(config: Any, *, at_least: int = PROBE_TOKENS) -> torch.Tensor:
     """Return ids [1, T]: a few tokens, or enough to see a small window at work."""
-    windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    windows = (getattr(config, name, None) for name in _WINDOWS)
     small = [window for window in windows if window is not None and window < LONGEST_PROBE]
-    num_tokens = max([PROBE_TOKENS, *(window + 2 for window in small)])
+    num_tokens = max([at_least, *(window + 2 for window in small)])
     return (torch.arange(num_tokens)[None] * 7 + 5) % int(config.vocab_size)
 
 

@@ -6,14 +6,11 @@ from typing import Any
 
 import torch
 
-from tracekit.model.tap import decoder_of
+from tracekit.model.decoder import decoder_of
 from tracekit.spec import RopeSpec
 
 SHIFT = 11
 """Positions by which a probe is moved to see which keys turn."""
-
-LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Kinds whose frequencies change once a sequence is longer than they were made for."""
 
 _BUFFER = "inv_freq"
 
@@ -81,17 +78,6 @@ def rope_of(
         if bool(min(errors) <= gate * size):
             return name
     return None
-
-
-def max_positions(model: Any, ropes: dict[str, RopeSpec]) -> int | None:
-    """Return the longest sequence for which the model is one function of tokens and positions."""
-    config = model.config.get_text_config(decoder=True)
-    longest: int | None = getattr(config, "max_position_embeddings", None)
-    if longest is None or all(rope.kind not in LENGTH_DEPENDENT for rope in ropes.values()):
-        return longest
-    return min(
-        longest, int(config.rope_parameters.get("original_max_position_embeddings", longest))
-    )
 
 
 def _pairs(key_GKD: torch.Tensor, angle_F: torch.Tensor) -> list[torch.Tensor]:

@@ -11,9 +11,11 @@ from tracekit.errors import ModelError
 from tracekit.measure.attention import as_wide, logits_HQK, outputs_HQD, visible_QK, weights_HQK
 from tracekit.model.cache_bytes import cache_layers
 from tracekit.model.fingerprint import fingerprint
+from tracekit.model.fit import fit_bias, is_straight
 from tracekit.model.head import read_head
-from tracekit.model.probe import check_causal, probe_ids, watch
-from tracekit.model.read_rope import SHIFT, max_positions, read_ropes, rope_of
+from tracekit.model.probe import BIAS_PROBE_TOKENS, check_causal, probe_ids, watch
+from tracekit.model.read_positions import read_positions
+from tracekit.model.read_rope import SHIFT, read_ropes, rope_of
 from tracekit.spec import LayerSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -60,9 +62,15 @@ def read_spec(model: Any, *, name: str, num_tokens: int, revision: str | None = 
     check_causal(model, ids, seen, gate=SAME_GATES[dtype])
     ropes = read_ropes(model)
     layers = _read_layers(seen, config.num_hidden_layers, gate=CHECK_GATES[dtype])
+    if any(layer.alibi for layer in layers):
+        # Slopes are seen best, and biases rounded to bfloat16 are seen at all, over distances.
+        ids = probe_ids(config, at_least=BIAS_PROBE_TOKENS)
+        seen = watch(model, ids)
+        layers = _read_layers(seen, config.num_hidden_layers, gate=CHECK_GATES[dtype])
     if ropes and seen.calls:
         moved = watch(model, ids, shift=SHIFT)
         layers = [_with_rope(layer, seen, moved, ropes, gate=SAME_GATES[dtype]) for layer in layers]
+    longest, trained = read_positions(model, ropes)
     return ModelSpec(
         name=name,
         revision=revision,
@@ -73,8 +81,10 @@ def read_spec(model: Any, *, name: str, num_tokens: int, revision: str | None = 
         head=read_head(model, seen.end),
         ropes=ropes,
         num_tokens=num_tokens,
-        max_positions=max_positions(model, ropes),
+        max_positions=longest,
         attention=config._attn_implementation,
+        trained_positions=trained,
+        num_embeddings=len(model.get_input_embeddings().weight),
     )
 
 
@@ -87,7 +97,7 @@ def check_attention(call: AttentionCall, layer: LayerSpec) -> float:
         Queries, keys, values and output of one call. Without a mask, what a query sees follows
         from the layer; then the last keys must be the queries' own.
     layer
-        Its scale, window, soft-cap and sinks.
+        Its scale, window, soft-cap, ALiBi slopes and sinks.
 
     Returns
     -------
@@ -105,6 +115,7 @@ def check_attention(call: AttentionCall, layer: LayerSpec) -> float:
     )
     # Heads share the mask in most models; its axes of size 1 stretch over batch and heads.
     seen_BHQK = _masked(causal_QK[None, None], call.mask)
+    # The first key counts as position 0: another first position would move all biases alike.
     scores = logits_HQK(call.query_BHQD, call.key_BGKD, layer).masked_fill(~seen_BHQK, -torch.inf)
     ours_BQHD = outputs_HQD(weights_HQK(scores, layer), call.value_BGKD).transpose(1, 2)
     kernel_BQHD = as_wide(call.output_BQHD)
@@ -149,6 +160,7 @@ def _read_layer(call: AttentionCall, owner: int | None) -> LayerSpec:
     kind: LayerKind = (
         "shared" if owner is not None else "full" if call.window is None else "sliding"
     )
+    scale, alibi = fit_bias(call)
     return LayerSpec(
         index=call.layer,
         kind=kind,
@@ -156,10 +168,11 @@ def _read_layer(call: AttentionCall, owner: int | None) -> LayerSpec:
         num_kv_heads=call.key_BGKD.shape[1],
         head_dim=call.key_BGKD.shape[3],
         value_dim=call.value_BGKD.shape[3],
-        scale=float(call.scale),
+        scale=scale,
         window=call.window,
         softcap=call.softcap,
         sinks=None if call.sinks_H is None else tuple(call.sinks_H.flatten().tolist()),
+        alibi=alibi,
         owner=owner,
     )
 
@@ -169,7 +182,9 @@ def _owner(call: AttentionCall, calls: list[AttentionCall]) -> int | None:
     for other in calls:
         if other.layer >= call.layer:
             break
-        if other.key_BGKD.data_ptr() == call.key_BGKD.data_ptr():
+        # Devices may use the same addresses.
+        is_near = other.key_BGKD.device == call.key_BGKD.device
+        if is_near and other.key_BGKD.data_ptr() == call.key_BGKD.data_ptr():
             return other.layer
     return None
 
@@ -189,16 +204,22 @@ def _refusal(
         if numbers != layer.numbers_per_token:
             return "its cache holds compressed keys and values (MLA), which evict all heads at once"
         window = getattr(store, "sliding_window", None)
-        if window != layer.window:
+        # A cache that keeps more than a layer's window is no harm: GPT-Neo's does.
+        if window is not None and window != layer.window:
             return (
                 f"its attention says window {layer.window}, its cache {window}: "
                 "chunked attention is not replayed"
             )
+    if not is_straight(call, layer):
+        return (
+            "its ALiBi biases are rounded, by the dtype or by the model's own code, so that they are "
+            "no straight lines at far positions"
+        )
     error = check_attention(replace(call, mask=None), layer)
     if not error <= gate:
         return (
             f"its recomputed attention is off by {error:.1e} (relative, at most {gate:.0e} allowed): "
-            "something besides scale, window, soft-cap and sinks enters it"
+            "something besides scale, window, soft-cap, ALiBi slopes and sinks enters it"
         )
     return None
 

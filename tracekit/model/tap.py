@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from transformers import PreTrainedModel
 
 from tracekit.errors import ModelError, UsageError
+from tracekit.model.bypass import bypassing_hooks
+from tracekit.model.decoder import decoder_of, layers_by_module
 from tracekit.model.override import implementations, overridden
 from tracekit.model.versions import cache_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from tracekit.model.bypass import Attended
     from tracekit.model.override import After
 
 _OPEN = threading.Lock()
@@ -47,7 +49,7 @@ class AttentionCall:
         As given: None (causal), bool [B, 1, Q, K] with True for visible keys (sdpa), float with
         large negative numbers for hidden ones (eager), bool [B, K] (flash), or a block mask (flex).
     scale
-        Factor on the product of query and key.
+        Factor on the product of query and key; None where it must be found from the logits.
     softcap
         Soft-cap of the logits, or None.
     window
@@ -58,6 +60,9 @@ class AttentionCall:
         What the function returned, [B, Q, H, D'].
     extras
         Names of further arguments that change attention (sparse selections, position biases).
+    logits_BHQK
+        What entered the softmax, where the layer attends without transformers' functions and
+        without a fused kernel; else None.
     """
 
     layer: int
@@ -65,12 +70,13 @@ class AttentionCall:
     key_BGKD: torch.Tensor
     value_BGKD: torch.Tensor
     mask: Any | None
-    scale: float
+    scale: float | None
     softcap: float | None
     window: int | None
     sinks_H: torch.Tensor | None
     output_BQHD: torch.Tensor
     extras: tuple[str, ...] = ()
+    logits_BHQK: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,27 +135,13 @@ def tap(model: Any, observer: Observer) -> Iterator[None]:
             after = _tell_attention(layers_by_module(model), observer)
             for name in implementations(model):
                 stack.enter_context(overridden(name, after))
+            for handle in bypassing_hooks(decoder_of(model), _tell_bypassing(observer)):
+                stack.callback(handle.remove)
             for handle in _PassHooks(observer).install(model):
                 stack.callback(handle.remove)
             yield
     finally:
         _OPEN.release()
-
-
-def decoder_of(model: Any) -> Any:
-    """Return the text decoder; towers for images or sound share its attention functions."""
-    decoder = model.get_decoder()
-    if decoder is not model:
-        return decoder
-    # Llama 4's text model names itself; its decoder is the one model inside.
-    inner = [child for child in model.children() if isinstance(child, PreTrainedModel)]
-    return inner[0] if len(inner) == 1 else model
-
-
-def layers_by_module(model: Any) -> dict[int, int]:
-    """Return the layer number of each module of the decoder that has one, by the module's id."""
-    numbers = ((id(m), getattr(m, "layer_idx", None)) for m in decoder_of(model).modules())
-    return {module: number for module, number in numbers if number is not None}
 
 
 def _tell_attention(layers: dict[int, int], observer: Observer) -> After:
@@ -177,6 +169,16 @@ def _tell_attention(layers: dict[int, int], observer: Observer) -> After:
                 extras=tuple(name for name in _EXTRAS if kwargs.get(name) is not None),
             )
         )
+
+    return tell
+
+
+def _tell_bypassing(observer: Observer) -> Callable[[int, Attended], None]:
+    """Return what is done after each attention that goes around those functions."""
+
+    def tell(layer: int, seen: Attended) -> None:
+        call = AttentionCall(layer=layer, softcap=None, sinks_H=None, **vars(seen))
+        observer.attention(call)
 
     return tell
 

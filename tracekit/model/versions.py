@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import DynamicCache
 from transformers.utils import logging as transformers_logging
 
+from tracekit.errors import ModelError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -19,9 +21,19 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
 def cache_keyword(model: Any) -> str:
-    """Return the keyword under which the model's ``forward`` takes a cache."""
+    """Return the keyword under which the model's ``forward`` takes a cache.
+
+    Raises
+    ------
+    ModelError
+        If it takes none.
+    """
     parameters = inspect.signature(type(model).forward).parameters
-    return next(name for name in CACHE_NAMES if name in parameters)
+    names = [name for name in CACHE_NAMES if name in parameters]
+    if not names:
+        msg = f"{type(model).__name__} runs without a cache, so there is none to record; use another model."
+        raise ModelError(msg)
+    return names[0]
 
 
 def new_cache(model: Any) -> Any:

@@ -1,247 +1,215 @@
-"""What one sequence's forward passes show, taken as they run and written in blocks.
+"""What the forward passes of a batch show, taken as they run and written in blocks.
 
-Only what cannot be derived later is kept: new queries, keys, values, and final hidden states. The
-attention statistics are derived when a block is written, while its keys are at hand.
+Only what cannot be derived later is kept: new queries, keys, values, and final hidden states.
+Statistics are derived when a block is written, while its keys are at hand.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from tracekit import schema
 from tracekit.errors import ModelError
-from tracekit.measure.tensors import to_numpy
 from tracekit.model.cache_bytes import cache_layers
 from tracekit.model.read_spec import CHECK_GATES, check_attention
-from tracekit.record.attention_stats import KeyTotals, attention_rows
-from tracekit.record.buffer import RowBuffer
+from tracekit.record.passes import Pass, Passes
 from tracekit.record.rows import FullRows, Rows, WindowRows
+from tracekit.record.strips import Strips
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracekit.model.tap import AttentionCall, ForwardEnd
+    from tracekit.record.lane import Lane
     from tracekit.spec import LayerSpec, ModelSpec
-    from tracekit.trace.shard import Shard
 
 PENDING_BYTES = 64 << 20
-"""Rows are written when so many bytes wait, over all layers."""
+"""Rows are written when so many bytes wait, over all layers and sequences."""
 
-BLOCK_BYTES = 32 << 20
-"""Queries, keys and values of one row group at most."""
+DEVICE_PENDING_BYTES = 512 << 20
+"""The same on an accelerator."""
+
+HIDDEN = (-1, "hidden")
+"""Under which final hidden states wait."""
+
+PENDING_PASSES = 1024
+"""And after so many forward passes."""
 
 CHECKED_ROWS = 32
-"""First rows of a sequence on which each layer's attention is checked against the kernel's."""
+"""First rows of a batch on which each layer's attention is checked against the kernel's."""
 
 
 class Capture:
-    """Observer of the forward passes of one sequence (see ``model.tap``).
+    """Observer of the forward passes of one batch (see ``model.tap``).
 
     Parameters
     ----------
-    sequence_id
-        Its id.
     spec
         Of the model.
-    shard
-        Where rows go.
-    with_attention, with_tensors
-        What the capture level asks for: statistics of attention; queries, keys, values.
-    dtype
-        Type in which tensors are stored; None: as computed.
+    lanes
+        The sequences of the batch, in its order.
     """
 
-    def __init__(
-        self,
-        sequence_id: str,
-        spec: ModelSpec,
-        shard: Shard,
-        *,
-        with_attention: bool,
-        with_tensors: bool,
-        dtype: torch.dtype | None,
-    ) -> None:
-        self._id = sequence_id
+    def __init__(self, spec: ModelSpec, lanes: Sequence[Lane]) -> None:
         self._spec = spec
-        self._shard = shard
-        self._with_attention = with_attention
-        self._with_tensors = with_tensors
-        self._dtype = dtype
+        self._lanes = list(lanes)
+        self._store = lanes[0].store
         self._layers: dict[int, Rows] = {}
-        self._hidden = RowBuffer()
-        self._passes: list[dict[str, Any]] = []
-        self._cache_rows: list[tuple[int, int, int, int, int]] = []
+        self._strips = Strips()
+        self._hidden: list[torch.Tensor] = []
+        self._limit = PENDING_BYTES
+        self._first_hidden = 0
+        self._passes = Passes(len(lanes))
+        self._ids_BC = torch.zeros(len(lanes), 0, dtype=torch.int64)
+        self._num_columns = 0
         self._is_prefill = True
         self._clock = time.perf_counter()
 
-    @property
-    def num_rows(self) -> int:
-        """Positions that went through the model."""
-        return self._hidden.num_rows
-
-    @property
-    def hidden_TE(self) -> torch.Tensor:
-        """Final hidden states, float32, on the model's device."""
-        return self._hidden.joined()
-
-    def begin_turn(self) -> None:
-        """Tell that the next forward pass reads a prompt."""
+    def begin(self, ids_BC: torch.Tensor, stops: Sequence[int]) -> None:
+        """Learn the ids of the prompts; the next forward passes read them."""
+        self.told(ids_BC, stops)
+        self._limit = PENDING_BYTES if ids_BC.device.type == "cpu" else DEVICE_PENDING_BYTES
+        self._take_back()
         self._is_prefill = True
         self._clock = time.perf_counter()
+
+    def told(self, ids_BC: torch.Tensor, stops: Sequence[int]) -> None:
+        """Learn all ids so far, and the columns at which sequences end."""
+        self._ids_BC = ids_BC
+        for lane, stop in zip(self._lanes, stops, strict=True):
+            lane.stop = stop
+        self._is_prefill = False
 
     def attention(self, call: AttentionCall) -> None:
         """Take the new rows of one layer's attention."""
         layer = self._spec.layers[call.layer]
-        if layer.refusal is not None or not self._with_attention:
+        if not self._store.with_attention:
+            self._look(call)
             return
-        if call.query_BHQD.shape[0] != 1:
-            msg = "a sequence is recorded alone: the batch size must be 1."
-            raise ModelError(msg)
+        if layer.refusal is not None:
+            return
         rows = self._layers.get(call.layer)
         if rows is None:
             self._check(call, layer)
             kind = FullRows if layer.window is None else WindowRows
-            rows = self._layers[call.layer] = kind(layer, KeyTotals.empty(layer.num_kv_heads))
+            rows = self._layers[call.layer] = kind(layer, self._strips)
         rows.add(call)
-        if call.query_BHQD.nbytes >= PENDING_BYTES // len(self._spec.layers):
+        if call.query_BHQD.nbytes >= self._limit // len(self._spec.layers):
             self._write(rows)  # a long prompt: each layer is written as it comes
 
     def forward(self, end: ForwardEnd) -> None:
         """Take the final hidden states and the cache's size after one forward pass."""
-        self._hidden.append(end.hidden_BTE[0].float())
+        self._store.outbox.check()
+        hidden_BTE = end.hidden_BTE.float()
+        if hidden_BTE.shape[1] == 1:
+            self._strips.put(*HIDDEN, hidden_BTE[:, None])
+        else:
+            self._hidden.append(hidden_BTE)
+        self._strips.end_step()
         now = time.perf_counter()
-        layers = cache_layers(end.cache) if end.cache is not None else []
-        position = self.num_rows
-        self._cache_rows += [
-            (position, one.layer, one.entries, one.logical_bytes, one.resident_bytes)
-            for one in layers
-        ]
-        device = end.hidden_BTE.device
-        self._passes.append(
-            {
-                "num_rows": end.hidden_BTE.shape[1],
-                "path": "prefill" if self._is_prefill else "decode",
-                "wall_s": now - self._clock,
-                "kv_bytes": sum(one.logical_bytes for one in layers),
-                "device_bytes": (
+        device, num_columns = end.hidden_BTE.device, end.hidden_BTE.shape[1]
+        self._num_columns += num_columns
+        self._passes.add(
+            Pass(
+                stop=self._num_columns,
+                num_columns=num_columns,
+                path="prefill" if self._is_prefill else "decode",
+                wall_s=now - self._clock,
+                device_bytes=(
                     torch.cuda.memory_allocated(device) if device.type == "cuda" else None
                 ),
-            }
+                layers=cache_layers(end.cache) if end.cache is not None else [],
+            )
         )
-        self._is_prefill = False
         self._clock = now
-        if sum(rows.num_bytes for rows in self._layers.values()) >= PENDING_BYTES:
-            self._write_all()
+        pending = self._strips.num_bytes + sum(piece.nbytes for piece in self._hidden)
+        pending += sum(rows.num_bytes for rows in self._layers.values())
+        if pending >= self._limit or len(self._passes.waiting) >= PENDING_PASSES:
+            self._write_layers()
+            self._write_steps([row.tolist() for row in self._ids_BC])
 
-    def finish(self) -> None:
-        """Write what is left: tensors, attention, keys, cache sizes, final hidden states."""
-        self._write_all()
-        for index, rows in self._layers.items():
-            self._write_keys(index, rows.totals)
-        names = ("position", "layer", "entries", "logical_bytes", "resident_bytes")
-        columns = dict(
-            zip(names, np.array(self._cache_rows, np.int64).reshape(-1, 5).T, strict=True)
-        )
-        self._shard.append(schema.KV, len(self._cache_rows), {"sequence_id": self._id, **columns})
+    def finish(self, ids: Sequence[Sequence[int]]) -> None:
+        """Write what is left.
 
-    def write_hidden(self) -> None:
-        """Write the final hidden states, always float32."""
-        hidden, dtype = to_numpy(self.hidden_TE)
-        self._shard.append_blocks(self._id, -1, 0, {"hidden": hidden}, dtype)
-
-    def pass_columns(self) -> dict[str, Any]:
-        """Return the columns of ``schema.STEPS`` that belong to forward passes, one row a step.
-
-        Time and memory stand in the last row of a pass; inside a prefill they are null.
+        Parameters
+        ----------
+        ids
+            All ids of each sequence, without padding.
         """
-        columns: dict[str, list[Any]] = {
-            name: [] for name in ("path", "wall_s", "kv_bytes", "device_bytes")
-        }
-        for one in self._passes:
-            inner = one["num_rows"] - 1
-            columns["path"] += [one["path"]] * one["num_rows"]
-            for name in ("wall_s", "kv_bytes", "device_bytes"):
-                columns[name] += [None] * inner + [one[name]]
-        return columns
+        for lane, own in zip(self._lanes, ids, strict=True):
+            lane.stop = lane.pad + len(own) - 1
+        self._write_layers()
+        self._write_steps(
+            [[0] * lane.pad + list(own) for lane, own in zip(self._lanes, ids, strict=True)]
+        )
+        for lane in self._lanes:
+            lane.keys()
+
+    def _look(self, call: AttentionCall) -> None:
+        """Where no tensor is kept, see that none overflows: only float16 does with sound weights."""
+        if self._spec.dtype != "float16":
+            return
+        for lane in self._lanes:
+            skipped = max(0, lane.pad - self._num_columns)
+            query = call.query_BHQD[lane.number, :, skipped:]
+            lane.note_bad(call.layer, self._num_columns + skipped - lane.pad, query)
 
     def _check(self, call: AttentionCall, layer: LayerSpec) -> None:
         """Compare recomputed and real attention of a layer's first rows (law 6)."""
         rows = min(CHECKED_ROWS, call.query_BHQD.shape[2])
+        one = min(self._lanes, key=lambda lane: lane.pad).number
+        own = slice(one, one + 1)
         first = replace(
             call,
-            query_BHQD=call.query_BHQD[:, :, :rows],
-            key_BGKD=call.key_BGKD[:, :, :rows],
-            value_BGKD=call.value_BGKD[:, :, :rows],
-            output_BQHD=call.output_BQHD[:, :rows],
+            query_BHQD=call.query_BHQD[own, :, :rows],
+            key_BGKD=call.key_BGKD[own, :, :rows],
+            value_BGKD=call.value_BGKD[own, :, :rows],
+            output_BQHD=call.output_BQHD[own, :rows],
             mask=None,
         )
         error, gate = check_attention(first, layer), CHECK_GATES[self._spec.dtype]
-        if not error <= gate:
+        if error > gate:
             msg = (
                 f"layer {layer.index} of {self._spec.name} does not attend as its spec says: the "
                 f"recomputed output is off by {error:.1e} (relative, at most {gate:.0e} allowed)."
             )
             raise ModelError(msg)
 
-    def _write_all(self) -> None:
+    def _take_back(self) -> None:
+        """Put the single rows behind those that came many at once."""
+        for (layer, name), pieces in self._strips.take().items():
+            if (layer, name) == HIDDEN:
+                self._hidden += [piece[:, 0] for piece in pieces]
+            else:
+                self._layers[layer].take_back(name, pieces)
+
+    def _write_layers(self) -> None:
+        self._take_back()
         for rows in self._layers.values():
-            if rows.queries.num_rows:
+            if not rows.is_empty:
                 self._write(rows)
 
     def _write(self, rows: Rows) -> None:
-        """Write a layer's waiting rows: their tensors, and the statistics of their attention."""
-        first = rows.first
-        query, key, value, seen = rows.clear()
-        self._write_tensors(rows.layer, first, query, key, value)
-        columns = attention_rows(
-            query,
-            seen,
-            rows.layer,
-            rows.totals,
-            first_query=first,
-            first_key=first + query.shape[1] - seen.shape[1],
-        )
-        self._write_attention(rows.layer, first, query.shape[1], columns)
+        """Write a layer's waiting rows, each sequence's by itself."""
+        taken = rows.clear()
+        for lane in self._lanes:
+            lane.attention(rows.layer, taken)
 
-    def _write_tensors(self, layer: LayerSpec, first: int, *tensors: torch.Tensor) -> None:
-        if not self._with_tensors:
+    def _write_steps(self, ids: Sequence[Sequence[int]]) -> None:
+        """Write the steps whose tokens are known; ``ids`` have their columns of padding."""
+        if not self._hidden:
             return
-        kinds = ("query", "key", "value") if layer.holds_keys else ("query",)
-        row_bytes = sum(tensor[:, 0].nbytes for tensor in tensors)
-        size = max(1, BLOCK_BYTES // row_bytes)
-        for start in range(0, tensors[0].shape[1], size):
-            blocks = {}
-            for kind, tensor in zip(kinds, tensors, strict=False):
-                part = tensor[:, start : start + size]
-                blocks[kind], dtype = to_numpy(
-                    part if self._dtype is None else part.to(self._dtype)
-                )
-            self._shard.append_blocks(self._id, layer.index, first + start, blocks, dtype)
-
-    def _write_attention(
-        self, layer: LayerSpec, first: int, num_rows: int, rows: dict[str, np.ndarray]
-    ) -> None:
-        size = layer.num_heads * num_rows
-        columns: dict[str, Any] = {name: values.reshape(-1) for name, values in rows.items()}
-        columns["sequence_id"] = self._id
-        columns["layer"] = layer.index
-        columns["head"] = np.repeat(np.arange(layer.num_heads), num_rows)
-        columns["query"] = np.tile(np.arange(first, first + num_rows), layer.num_heads)
-        self._shard.append(schema.ATTENTION, size, columns)
-
-    def _write_keys(self, index: int, totals: KeyTotals) -> None:
-        num_kv_heads, num_keys = totals.mass_GK.shape
-        last = totals.last_GK.reshape(-1).astype(np.float64)
-        columns = {
-            "sequence_id": self._id,
-            "layer": index,
-            "kv_head": np.repeat(np.arange(num_kv_heads), num_keys),
-            "key": np.tile(np.arange(num_keys), num_kv_heads),
-            "mass_received": totals.mass_GK.reshape(-1),
-            "reads": totals.reads_GK.reshape(-1),
-            "last_read": np.where(last < 0, np.nan, last),
-        }
-        self._shard.append(schema.KEYS, num_kv_heads * num_keys, columns)
+        hidden_BTE, first = torch.cat(self._hidden, dim=1), self._first_hidden
+        known = max(len(own) for own in ids) - 1
+        for lane, own in zip(self._lanes, ids, strict=True):
+            low = max(first, lane.pad)
+            high = min(first + hidden_BTE.shape[1], lane.stop, len(own) - 1)
+            part = hidden_BTE[lane.number, low - first : max(low, high) - first]
+            lane.steps(low, part, own[low + 1 : high + 1], self._passes)
+        done = min(known - first, hidden_BTE.shape[1])
+        self._hidden = [hidden_BTE[:, done:].clone()] if done < hidden_BTE.shape[1] else []
+        self._first_hidden = first + done
+        self._passes.drop(self._first_hidden)

@@ -15,12 +15,14 @@ from tracekit import schema
 from tracekit.model.vocabulary import tokenizer_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tracekit.model.load import LoadedModel
     from tracekit.record.options import RecordOptions
-    from tracekit.record.prompts import PromptFile
+    from tracekit.record.source import Source
 
 
-def make_manifest(loaded: LoadedModel, file: PromptFile, options: RecordOptions) -> dict[str, Any]:
+def make_manifest(loaded: LoadedModel, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of ``trace.json``; a run goes on only if ``settings`` and model agree."""
     packages = ("tracekit", "torch", "transformers", "numpy", "pyarrow")
     return {
@@ -35,19 +37,30 @@ def make_manifest(loaded: LoadedModel, file: PromptFile, options: RecordOptions)
             "device": str(loaded.model.device),
         },
         "versions": {name: version(name) for name in packages},
-        "settings": {
-            "prompts": file.name,
-            "prompts_sha256": file.sha256,
-            "capture": options.capture,
-            "max_new_tokens": options.max_new_tokens,
-            "limit": options.limit,
-            "sampler": options.sampler.to_json(),
-            "seed": options.seed,
-            "dtype_store": options.dtype_store,
-            "head": options.head,
-        },
+        "settings": dict(settings),
         "model": loaded.spec.to_json(),
         "tokenizer_sha256": tokenizer_hash(loaded.tokenizer),
+    }
+
+
+def recording_settings(
+    loaded: LoadedModel, source: Source, options: RecordOptions
+) -> dict[str, Any]:
+    """Return all that decides what a recording holds."""
+    return {
+        "source": source.name,
+        "source_sha256": source.sha256,
+        **source.settings(),
+        "capture": options.capture,
+        "max_new_tokens": options.max_new_tokens,
+        "batch_size": options.batch_size,
+        "prefill_chunk": options.prefill_chunk,
+        "sampler": options.sampler.to_json(),
+        "seed": options.seed,
+        "dtype_store": options.dtype_store,
+        "maps": sorted(options.wanted(loaded.spec).maps),
+        "attention_topk": options.attention_topk,
+        "head": options.head,
     }
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from tracekit.errors import UsageError
+from tracekit.record.attention_stats import Wanted
 from tracekit.record.generate import Sampler
 from tracekit.registry import unknown
 from tracekit.trace import layout
+
+if TYPE_CHECKING:
+    from tracekit.record.job import Job
+    from tracekit.spec import ModelSpec
 
 DEFAULT_NEW_TOKENS = 128
 """New tokens where neither the prompt nor the caller says how many."""
@@ -28,9 +34,11 @@ class RecordOptions:
         ``steps`` (numbers only), ``hidden`` (final hidden states and attention statistics) or
         ``qkv`` (also queries, keys and values: exact KV replay).
     max_new_tokens
-        New tokens an answer; None: what each prompt asks for, else 128.
-    limit
-        Record the first so many prompts only.
+        New tokens an answer, 0 for the prompt alone; None: what each prompt asks for, else 128.
+    batch_size
+        Sequences that run together, padded on the left; prompts of several turns run alone.
+    prefill_chunk
+        Most tokens of a prompt that go through the model at once.
     sampler
         How tokens are chosen.
     seed
@@ -38,6 +46,10 @@ class RecordOptions:
     dtype_store
         ``native`` keeps queries, keys and values bit for bit; ``float16`` halves a float32 model's
         and moves the kept set of some heads.
+    maps
+        Layers whose attention is kept whole, negative ones counted from the top, or ``all``.
+    attention_topk
+        Largest entries of each attention row to keep with their keys.
     head
         ``store`` the language-model head, so that vocabulary replay needs no model, or ``omit`` it.
     overwrite
@@ -46,15 +58,18 @@ class RecordOptions:
 
     capture: str = "qkv"
     max_new_tokens: int | None = None
-    limit: int | None = None
+    batch_size: int = 1
+    prefill_chunk: int = 2048
     sampler: Sampler = field(default_factory=Sampler)
     seed: int = 0
     dtype_store: str = "native"
+    maps: tuple[int, ...] | Literal["all"] = ()
+    attention_topk: int = 0
     head: str = "store"
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse unknown names at once."""
+        """Refuse unknown names and impossible numbers at once."""
         for kind, name, known in (
             ("capture", self.capture, list(layout.CAPTURES)),
             ("dtype_store", self.dtype_store, list(STORE_DTYPES)),
@@ -62,6 +77,51 @@ class RecordOptions:
         ):
             if name not in known:
                 raise UsageError(unknown(kind, name, known))
-        if any(count is not None and count < 1 for count in (self.max_new_tokens, self.limit)):
-            msg = "max_new_tokens and limit must be at least 1."
+        for kind, count, least in (
+            ("max_new_tokens", self.max_new_tokens, 0),
+            ("batch_size", self.batch_size, 1),
+            ("prefill_chunk", self.prefill_chunk, 1),
+            ("attention_topk", self.attention_topk, 0),
+        ):
+            if count is not None and count < least:
+                msg = f"{kind} must be at least {least}, not {count}."
+                raise UsageError(msg)
+        if self.capture == "steps" and (self.maps or self.attention_topk):
+            msg = "capture steps has no attention: maps and attention_topk need hidden or qkv."
             raise UsageError(msg)
+
+    def wanted(self, spec: ModelSpec) -> Wanted:
+        """Return what is kept of attention rows of a model.
+
+        Raises
+        ------
+        UsageError
+            If the model has no such layer, or its attention cannot be seen.
+        """
+        seen = [one.index for one in spec.layers if one.num_heads and one.refusal is None]
+        if self.maps == "all":
+            return Wanted(self.attention_topk, frozenset(seen))
+        count = len(spec.layers)
+        maps = [layer + count if layer < 0 else layer for layer in self.maps]
+        if missing := [layer for layer in maps if layer not in seen]:
+            msg = (
+                f"maps: {spec.name} has no attention that can be seen in layer {missing[0]}; "
+                f"it has in {_listed(seen)}."
+            )
+            raise UsageError(msg)
+        return Wanted(self.attention_topk, frozenset(maps))
+
+
+def new_tokens(job: Job, options: RecordOptions) -> int:
+    """Return the most tokens of each answer of a job; 0 where nothing is generated."""
+    if job.is_given:
+        return 0
+    wanted = (options.max_new_tokens, job.max_new_tokens, DEFAULT_NEW_TOKENS)
+    return next(count for count in wanted if count is not None)
+
+
+def _listed(layers: list[int]) -> str:
+    """Return layer numbers as text, a whole run of them as its ends."""
+    if len(layers) > 2 and layers == list(range(layers[0], layers[-1] + 1)):
+        return f"layers {layers[0]} to {layers[-1]}"
+    return f"layers {', '.join(map(str, layers))}" if layers else "none"

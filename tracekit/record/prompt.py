@@ -1,4 +1,7 @@
-"""One prompt: a chat or raw text, what is marked in it, and how its answer can be judged."""
+"""One prompt: a chat or raw text, what is marked in it, and how its answer can be judged.
+
+Beside it, a conversation that was held already.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 from tracekit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+Mark = tuple[str, int, int]
+"""A span of a message: its kind (context, question, needle, answer), first character and end."""
 
 _SPAN_KINDS = ("needle", "answer")
 
@@ -87,6 +93,49 @@ class Prompt:
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             msg = f"max_new_tokens must be at least 1, not {self.max_new_tokens}"
             raise InputError(msg)
+
+    def marked(self, content: str) -> Iterator[Mark]:
+        """Yield the spans of one of its messages; where two overlap, the later one holds."""
+        if self.context is not None and content == join(self.context, self.question or ""):
+            yield "context", 0, len(self.context)
+            yield "question", len(self.context), len(content)
+        for span in self.spans:
+            if (low := content.find(span.text)) >= 0:
+                yield span.kind, low, low + len(span.text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """What was said before, the assistant's replies included; nothing is generated.
+
+    Parameters
+    ----------
+    id, domain
+        Name, unique in its file, and kind of text.
+    messages
+        Perhaps a system message, then user and assistant in any order; any of them may be last.
+
+    Raises
+    ------
+    InputError
+        If a part is empty, out of order or not Unicode text.
+    """
+
+    id: str
+    domain: str
+    messages: tuple[Message, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no conversation."""
+        roles = " ".join(message.role for message in self.messages)
+        if not re.fullmatch("(system )?(user|assistant)( (user|assistant))*", roles):
+            msg = (
+                "messages must be the user's and the assistant's, after at most one system "
+                f"message; these are: {roles or 'none'}"
+            )
+            raise InputError(msg)
+        for text in (self.id, self.domain, *(message.content for message in self.messages)):
+            _accept_text(text)
 
 
 def _accept_messages(prompt: Prompt) -> None:

@@ -1,4 +1,4 @@
-"""From one line of a prompt file to a prompt: plain words, or a JSON object of several shapes."""
+"""From one line of a file to a prompt or conversation: plain words, or a JSON object."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import InputError
-from tracekit.record.prompt import MarkedSpan, Message, Prompt, join
+from tracekit.record.prompt import Conversation, MarkedSpan, Message, Prompt, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,6 +34,10 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "check": (dict,),
 }
 
+_CONVERSATION_FIELDS = {
+    name: _FIELDS[name] for name in ("id", "question_id", "domain", "category", "messages")
+}
+
 _CHECKS: dict[str, dict[str, tuple[type, ...]]] = {
     "exact": {"text": (str,)},
     "regex": {"pattern": (str,)},
@@ -49,10 +53,9 @@ def from_words(line: str, default_id: str) -> Prompt:
 
 def from_json(line: str, default_id: str) -> Prompt:
     """Return the prompt that a JSON object describes, or raise InputError saying why not."""
-    data = _load(line)
+    data = _load(line, _FIELDS)
     return Prompt(
-        id=str(data.get("id", data.get("question_id", default_id))),
-        domain=data.get("domain", data.get("category", DEFAULT_DOMAIN)),
+        **_named(data, default_id),
         messages=_messages(data),
         text=data.get("text"),
         context=data.get("context"),
@@ -65,8 +68,25 @@ def from_json(line: str, default_id: str) -> Prompt:
     )
 
 
-def _load(line: str) -> dict[str, Any]:
-    """Return the line's object, nulls left out, known fields of their types."""
+def conversation_from_json(line: str, default_id: str) -> Conversation:
+    """Return the conversation in a JSON object, or raise InputError saying why there is none."""
+    data = _load(line, _CONVERSATION_FIELDS)
+    if "messages" not in data:
+        msg = "needs messages, a list of objects with role and content"
+        raise InputError(msg)
+    return Conversation(**_named(data, default_id), messages=_from_messages(data))
+
+
+def _named(data: Mapping[str, Any], default_id: str) -> dict[str, str]:
+    """Return id and domain of a line's object."""
+    return {
+        "id": str(data.get("id", data.get("question_id", default_id))),
+        "domain": data.get("domain", data.get("category", DEFAULT_DOMAIN)),
+    }
+
+
+def _load(line: str, fields: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+    """Return the line's object, nulls left out, the named fields of their types."""
     try:
         data = json.loads(line)
     except json.JSONDecodeError as error:
@@ -79,7 +99,7 @@ def _load(line: str) -> dict[str, Any]:
         msg = f"must be a JSON object, not {type(data).__name__}"
         raise InputError(msg)
     kept = {name: value for name, value in data.items() if value is not None}
-    _accept_types(kept, {name: kinds for name, kinds in _FIELDS.items() if name in kept})
+    _accept_types(kept, {name: kinds for name, kinds in fields.items() if name in kept})
     return kept
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracekit.record.render import Rendered
+    from tracekit.record.rendered import Rendered
 
 
 @dataclass
@@ -49,6 +49,14 @@ class Tokens:
         self.spans += [None] * count
         self.is_generated += [True] * count
         self.turn_ends.append(len(self.ids))
+
+    def answers(self) -> list[list[int]]:
+        """Return the ids of each answer, in order."""
+        made: dict[int, list[int]] = {}
+        for token, turn, own in zip(self.ids, self.turns, self.is_generated, strict=True):
+            if own:
+                made.setdefault(turn, []).append(token)
+        return list(made.values())
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of ``schema.TOKENS``."""

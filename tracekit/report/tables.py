@@ -87,7 +87,7 @@ def of_frame(caption: str, frame: pd.DataFrame) -> HtmlTable:
 def recorded(results: Results) -> HtmlTable:
     """Return what was recorded, by domain."""
     frame = pd.DataFrame(results.run["sequences"])
-    frame["generated"] = frame["num_tokens"] - frame["prompt_end"]
+    frame["generated"] = frame["num_tokens"] - frame["prompt_end"].fillna(1)
     rows = frame.groupby("domain", as_index=False).agg(
         n=("sequence_id", "size"),
         tokens=("num_tokens", "sum"),

@@ -105,6 +105,8 @@ def replay_sequence(
             )
             if result is None:
                 continue
+            # A window of text scores again what the window before it has scored: it is cut off.
+            result = result.since(int(sequence["scored_from"]) - 1)
             for n, policy in enumerate(family):
                 tally = tallies.setdefault(policy.text, _Tally())
                 for at, layer in enumerate(layers):

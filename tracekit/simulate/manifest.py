@@ -50,9 +50,10 @@ def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
 
 
 def _mean_entropy(trace: Trace) -> dict[str, float]:
-    """Return the mean entropy of the generated steps, by sequence."""
+    """Return the mean entropy of the steps after the prompt, or of all of a text, by sequence."""
     steps = trace.table("steps", columns=["sequence_id", "position", "entropy_nats"])
-    ends = trace.sequences.set_index("sequence_id")["prompt_end"]
+    frame = trace.sequences.set_index("sequence_id")
+    ends = frame["prompt_end"].fillna(frame["scored_from"])
     ids = steps["sequence_id"].astype(str)
     made = steps["position"].to_numpy() >= ids.map(ends).to_numpy()
     means = steps[made].groupby(ids[made])["entropy_nats"].mean()

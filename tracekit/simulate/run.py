@@ -29,6 +29,8 @@ from tracekit.trace.writer import disk_errors
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tracekit.trace.folder import AnyPath
+
 
 @dataclass(frozen=True)
 class Simulated:
@@ -42,7 +44,7 @@ class Simulated:
 
 
 def simulate(
-    trace: str | Path | Trace,
+    trace: str | AnyPath | Trace,
     out: str | Path,
     plan: Plan | None = None,
     *,
@@ -53,7 +55,7 @@ def simulate(
     Parameters
     ----------
     trace
-        A trace, or its folder.
+        A trace, or its folder or URL.
     out
         Folder of the results: new, empty, or results of the same trace.
     plan
@@ -226,13 +228,16 @@ class _Run:
 
 def spans_of(sequence: pd.Series[Any]) -> Spans:
     """Return where a recorded sequence's context, prompt and turns end."""
-    context_end = sequence["context_end"]
     return Spans(
-        context_end=None if pd.isna(context_end) else int(context_end),
-        prompt_end=int(sequence["prompt_end"]),
+        context_end=_whole(sequence["context_end"]),
+        prompt_end=_whole(sequence["prompt_end"]),
         turn_ends=tuple(int(end) for end in sequence["turn_ends"]),
         num_tokens=int(sequence["num_tokens"]),
     )
+
+
+def _whole(value: Any) -> int | None:
+    return None if pd.isna(value) else int(value)
 
 
 def _plain(rows: pa.Table) -> pd.DataFrame:

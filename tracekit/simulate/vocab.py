@@ -12,7 +12,6 @@ from tracekit import schema
 from tracekit.measure.head import Head
 from tracekit.measure.tensors import to_torch
 from tracekit.simulate.kv import length_bucket
-from tracekit.trace import layout
 from tracekit.vocab.engine import Fit, evaluate
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def load_head(trace: Trace, progress: Progress) -> Head:
     ModelError
         If the model under that name is another one than was recorded.
     """
-    if (trace.path / layout.WEIGHTS).exists():
+    if trace.has_head:
         return Head.load(trace.weights_path, trace.spec.head)
     progress.say(f"the trace was recorded with --head omit: reading it from {trace.spec.name}.")
     from tracekit.model.head import head_tensors
@@ -80,15 +79,19 @@ class VocabReplay:
         """Return, by estimator text, the rows of ``schema.VOCAB_RESULTS`` on one sequence.
 
         Scored are the generated tokens that a decoding step predicted: the first one comes out of
-        the prompt's own pass, which runs the full head. A sequence without such tokens has no rows.
+        the prompt's own pass, which runs the full head. Of given text all tokens are scored that
+        count in its window. A sequence without such tokens has no rows.
         """
         sequence_id = str(sequence["sequence_id"])
         steps = self._trace.table(
-            "steps", sequence_id=sequence_id, columns=["sequence_id", "position", "path"]
+            "steps",
+            sequence_id=sequence_id,
+            columns=["sequence_id", "position", "path", "is_scored"],
         )
         tokens = self._trace.table("tokens", sequence_id=sequence_id)
-        is_decoded = steps["path"].astype(str).to_numpy() == "decode"
-        scored = steps["position"].to_numpy()[is_decoded] - 1
+        is_given = sequence["text_source"] == "given"
+        counts = steps["is_scored"] & (is_given | (steps["path"].astype(str) == "decode"))
+        scored = steps["position"].to_numpy()[counts.to_numpy()] - 1
         if not len(scored):
             return {}
         hidden = self._trace.hidden(sequence_id)

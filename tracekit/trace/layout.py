@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tracekit.trace.folder import AnyPath
+
 MANIFEST = "trace.json"
 WEIGHTS = "weights.safetensors"
 VOCABULARY = "vocab.parquet"
+LISTING = "sequences.parquet"
 SHARDS = "shards"
 OPEN = ".open"
 LOCK = ".lock"
@@ -27,13 +30,16 @@ CAPTURES = ("steps", "hidden", "qkv")
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write a JSON file through a temporary name, fsync and rename: whole, or the old one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(data, file, indent=1, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    dump_json(temporary, data)
+    sync_file(temporary)
     temporary.replace(path)
     sync_folder(path.parent)
+
+
+def dump_json(path: Path, data: dict[str, Any]) -> None:
+    """Write a JSON file for people to read."""
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def sync_file(path: Path) -> None:
@@ -51,7 +57,13 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def sha256(path: Path) -> str:
+def entry(path: Path) -> dict[str, Any]:
+    """Return what a trace notes of a file: its size and its SHA-256."""
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def sha256(path: AnyPath) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        source: Any = file  # its type, BinaryIO, leaves out readinto
+        return hashlib.file_digest(source, "sha256").hexdigest()

@@ -11,10 +11,11 @@ from tracekit.trace import layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from tracekit.trace.folder import Folder
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(folder: Folder) -> dict[str, Any]:
     """Return the content of a trace's ``trace.json``.
 
     Raises
@@ -22,13 +23,18 @@ def read_manifest(path: Path) -> dict[str, Any]:
     TraceError
         If there is none, it is damaged, or another version of the schema wrote it.
     """
-    file = path / layout.MANIFEST
+    file = folder.path / layout.MANIFEST
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        with folder.explained(file):
+            text = file.read_bytes()
+        data = json.loads(text)
     except FileNotFoundError:
-        msg = f"{path} is no trace: it has no {layout.MANIFEST}; record one with tracekit record."
+        msg = (
+            f"{folder.path} is no trace: it has no {layout.MANIFEST}; record one with tracekit "
+            "record."
+        )
         raise TraceError(msg) from None
-    except (NotADirectoryError, IsADirectoryError, UnicodeDecodeError) as error:
+    except (NotADirectoryError, UnicodeDecodeError) as error:
         msg = f"{file} cannot be read: {error}; give the folder of a trace."
         raise TraceError(msg) from None
     except json.JSONDecodeError as error:

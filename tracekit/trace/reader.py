@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
 from tracekit.errors import TraceError, UsageError
 from tracekit.registry import unknown
-from tracekit.schema import SHARD_TABLES
+from tracekit.schema import SEQUENCES, SHARD_TABLES
 from tracekit.spec import ModelSpec
 from tracekit.trace import layout
 from tracekit.trace.manifest import read_manifest
+from tracekit.trace.open_folder import open_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    from tracekit.trace.folder import AnyPath
+
+TENSORS = "tensors.parquet"
 
 _TABLES = {table.name: table for table in SHARD_TABLES}
 
@@ -52,36 +59,46 @@ class Trace:
     Parameters
     ----------
     path
-        Folder of the trace.
+        Folder of the trace, or a URL of fsspec (``s3://bucket/trace``); remote files are read where
+        they are, as far as they are asked for.
 
     Raises
     ------
     TraceError
-        If the folder is no trace or of another schema version.
+        If the folder is no trace, of another schema version, or cannot be reached.
+    UsageError
+        If nothing that is installed speaks the URL's protocol.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.manifest: dict[str, Any] = read_manifest(self.path)
+    def __init__(self, path: str | AnyPath) -> None:
+        self.folder = open_folder(path)
+        self.path = self.folder.path
+        self.manifest: dict[str, Any] = read_manifest(self.folder)
         self.spec = ModelSpec.from_json(self.manifest["model"])
         self.capture: str = self.manifest["settings"]["capture"]
-        self._files: dict[Path, pq.ParquetFile] = {}
-        self._indices: dict[Path, pd.DataFrame] = {}
+        self._files: dict[AnyPath, pq.ParquetFile] = {}
+        self._indices: dict[AnyPath, pd.DataFrame] = {}
 
     def __repr__(self) -> str:
         return f"Trace({str(self.path)!r}: {self.spec.name}, {len(self.sequences)} sequences)"
 
     @cached_property
-    def shards(self) -> list[Path]:
+    def shards(self) -> list[AnyPath]:
         """Folders of the closed shards, in order."""
-        return sorted((self.path / layout.SHARDS).glob("[0-9]*"))
+        return self.folder.shards()
 
     @cached_property
     def sequences(self) -> pd.DataFrame:
         """The table of sequences (``schema.SEQUENCES``), in the order of recording."""
-        frames = [_read(shard / "sequences.parquet").to_pandas() for shard in self.shards]
-        columns = [c.name for c in SHARD_TABLES[0].columns]
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+        # Joined before pandas sees them: types must not depend on which shard has a null.
+        parts = [SEQUENCES.schema.empty_table(), *self._listings.values()]
+        frame: pd.DataFrame = pa.concat_tables(parts, promote_options="permissive").to_pandas()
+        return frame
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files of the trace."""
+        return self.folder.num_bytes()
 
     @property
     def sequence_ids(self) -> list[str]:
@@ -118,7 +135,7 @@ class Trace:
             raise UsageError(unknown("table", name, known))
         shards = self.shards if sequence_id is None else [self._shard_of(sequence_id)]
         paths = [shard / f"{name}.parquet" for shard in shards]
-        if missing := [path for path in paths if not path.exists()]:
+        if missing := [path for path in paths if not self.folder.exists(path)]:
             msg = (
                 f"{missing[0]} is missing: --capture {self.capture} of this model does not write it, "
                 "or the trace is damaged, which tracekit validate tells."
@@ -127,28 +144,37 @@ class Trace:
         if not shards:
             nothing: pd.DataFrame = _TABLES[name].schema.empty_table().to_pandas()
             return nothing
-        ids = self.sequence_ids if sequence_id is None else [sequence_id]
         only = None if sequence_id is None else [("sequence_id", "=", sequence_id)]
-        parts = [_read(path, columns=columns, filters=only) for path in paths]
+        parts = [
+            self._ended(shard, self.folder.read_table(path, columns=columns, filters=only))
+            for shard, path in zip(shards, paths, strict=True)
+        ]
         frame: pd.DataFrame = pa.concat_tables(parts, promote_options="permissive").to_pandas()
-        if "sequence_id" in frame:
-            # Rows of sequences that never ended are in the files, but in no reader's table.
-            frame = frame[frame["sequence_id"].isin(ids)].reset_index(drop=True)
         return frame
 
     def vocabulary(self) -> pd.DataFrame:
         """Return the table of tokens (``schema.VOCAB``): bytes, readable text, class."""
-        frame: pd.DataFrame = _read(self.path / layout.VOCABULARY).to_pandas()
+        frame: pd.DataFrame = self.folder.read_table(self.path / layout.VOCABULARY).to_pandas()
         return frame
 
     @property
+    def has_head(self) -> bool:
+        """Whether the language-model head was stored."""
+        return self.folder.exists(self.path / layout.WEIGHTS)
+
+    @property
     def weights_path(self) -> Path:
-        """File of the language-model head, or TraceError if it was not stored."""
-        path = self.path / layout.WEIGHTS
-        if not path.exists():
+        """Local file of the language-model head, downloaded once where the trace is remote.
+
+        Raises
+        ------
+        TraceError
+            If it was not stored.
+        """
+        if not self.has_head:
             msg = f"{self.path} holds no {layout.WEIGHTS}; record with --head store."
             raise TraceError(msg)
-        return path
+        return self.folder.fetch(layout.WEIGHTS)
 
     def hidden(self, sequence_id: str) -> Block:
         """Return the final hidden states [T, E]; row t predicts token t + 1."""
@@ -165,6 +191,27 @@ class Trace:
         blocks = self._joined(sequence_id, layer, axis=1)
         owner = self.spec.layers[layer].owner
         return blocks if owner is None else self._joined(sequence_id, owner, axis=1) | blocks
+
+    def attention_map(self, sequence_id: str, layer: int) -> np.ndarray:
+        """Return the attention of one layer, float16 [H, T, T]; what a query does not see is 0.
+
+        Raises
+        ------
+        UsageError
+            If the map of this layer was not stored.
+        """
+        columns = ["sequence_id", "layer", "head", "query", "map"]
+        rows = self.table("attention", sequence_id=sequence_id, columns=columns)
+        rows = rows[rows["layer"] == layer]
+        if rows.empty or rows["map"].isna().any():
+            msg = f"the trace holds no map of layer {layer}; record with --maps {layer}."
+            raise UsageError(msg)
+        size = int(rows["query"].max()) + 1
+        weights_HTT = np.zeros((int(rows["head"].max()) + 1, size, size), np.float16)
+        for head, query, data in zip(rows["head"], rows["query"], rows["map"], strict=True):
+            row = np.frombuffer(data, np.float16)
+            weights_HTT[head, query, query + 1 - len(row) : query + 1] = row
+        return weights_HTT
 
     def stored_layers(self, sequence_id: str) -> list[int]:
         """Return the layers whose queries, keys and values are stored."""
@@ -187,7 +234,8 @@ class Trace:
             raise TraceError(msg)
         parts: dict[str, list[np.ndarray]] = {}
         for group, members in rows.groupby("row_group", sort=False):
-            data = self._file(shard).read_row_group(int(str(group)), columns=["data"])["data"]
+            with self.folder.explained(shard / TENSORS):
+                data = self._file(shard).read_row_group(int(str(group)), columns=["data"])["data"]
             columns = ("row_in_group", "kind", "shape", "dtype")
             for at, kind, shape, dtype in zip(*(members[name] for name in columns), strict=True):
                 raw = np.frombuffer(data[at].as_buffer(), _NUMPY[dtype])
@@ -198,56 +246,49 @@ class Trace:
             for kind, blocks in parts.items()
         }
 
-    def _shard_of(self, sequence_id: str) -> Path:
+    def _ended(self, shard: AnyPath, rows: pa.Table) -> pa.Table:
+        """Return the rows of a shard's own sequences: others never ended, or ended elsewhere."""
+        if "sequence_id" not in rows.column_names:
+            return rows
+        ids = self._listings[shard]["sequence_id"].combine_chunks()
+        return rows.filter(pc.is_in(rows["sequence_id"].cast(pa.string()), ids))
+
+    def _shard_of(self, sequence_id: str) -> AnyPath:
         if sequence_id not in self._places:
             raise UsageError(unknown("sequence", sequence_id, list(self._places)))
         return self._places[sequence_id]
 
     @cached_property
-    def _places(self) -> dict[str, Path]:
-        places: dict[str, Path] = {}
-        for shard in self.shards:
-            ids = _read(shard / "sequences.parquet", columns=["sequence_id"])
-            places.update(dict.fromkeys(ids["sequence_id"].to_pylist(), shard))
-        return places
+    def _listings(self) -> dict[AnyPath, pa.Table]:
+        """The sequences of each shard."""
+        return {shard: self.folder.read_table(shard / layout.LISTING) for shard in self.shards}
 
-    def _file(self, shard: Path) -> pq.ParquetFile:
+    @cached_property
+    def _places(self) -> dict[str, AnyPath]:
+        return {
+            str(name): shard
+            for shard, rows in self._listings.items()
+            for name in rows["sequence_id"].to_pylist()
+        }
+
+    def _file(self, shard: AnyPath) -> pq.ParquetFile:
         if shard not in self._files:
-            path = shard / "tensors.parquet"
-            if not path.exists():
+            path = shard / TENSORS
+            if not self.folder.exists(path):
                 msg = f"{path} is missing: the trace was recorded with --capture {self.capture}."
                 raise TraceError(msg)
-            self._files[shard] = pq.ParquetFile(path, memory_map=True)
+            self._files[shard] = self.folder.parquet(path)
         return self._files[shard]
 
-    def _index(self, shard: Path) -> pd.DataFrame:
+    def _index(self, shard: AnyPath) -> pd.DataFrame:
         """Return the key columns of a shard's tensors and the row group of each row."""
         if shard not in self._indices:
             file = self._file(shard)
             names = ["sequence_id", "kind", "layer", "first_position", "shape", "dtype"]
-            frame = file.read(columns=names).to_pandas()
+            with self.folder.explained(shard / TENSORS):
+                frame = file.read(columns=names).to_pandas()
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             frame["row_group"] = np.repeat(np.arange(len(sizes)), sizes)
             frame["row_in_group"] = np.concatenate([np.arange(size) for size in sizes])
             self._indices[shard] = frame
         return self._indices[shard]
-
-
-def _read(
-    path: Path,
-    *,
-    columns: Sequence[str] | None = None,
-    filters: list[tuple[str, str, str]] | None = None,
-) -> pa.Table:
-    """Read a Parquet file, or say in one sentence why not."""
-    try:
-        return pq.read_table(
-            path, columns=None if columns is None else list(columns), filters=filters
-        )
-    except FileNotFoundError:
-        msg = f"{path} is missing; the trace is damaged, tracekit validate lists what is wrong."
-        raise TraceError(msg) from None
-    except (pa.ArrowInvalid, OSError) as error:
-        first = str(error).splitlines()[0]
-        msg = f"{path} cannot be read ({first}); tracekit validate lists what is wrong."
-        raise TraceError(msg) from None

@@ -1,4 +1,4 @@
-"""One open shard: whole sequences, written beside the trace and renamed into it when closed."""
+"""One open shard: whole sequences, written beside the trace and moved into it when closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tracekit.trace import layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from tracekit.trace.folder import Folder
 
 TENSOR_KEYS = ["sequence_id", "kind", "layer", "probe", "first_position"]
 
@@ -24,7 +25,7 @@ ROW_GROUP_BYTES = 16 << 20
 
 
 class Shard:
-    """A shard being written in ``TRACE/.open/NUMBER``.
+    """A shard being written in the folder's ``open_path`` on this machine.
 
     Rows of a sequence reach the disk as they come; ``end_sequence`` makes the sequence part of the
     shard. Rows of a sequence that never ended stay in the files and are seen by no reader, since
@@ -33,14 +34,22 @@ class Shard:
     Parameters
     ----------
     trace
-        Folder of the trace.
+        Where the trace lives.
     number
         Number of the shard.
+
+    Attributes
+    ----------
+    num_bytes
+        Bytes of the rows so far, before compression.
+    is_damaged
+        Whether a write failed: such a shard can only be dropped.
     """
 
-    def __init__(self, trace: Path, number: int) -> None:
-        self._folder = trace / layout.OPEN / f"{number:05d}"
-        self._target = trace / layout.SHARDS / f"{number:05d}"
+    def __init__(self, trace: Folder, number: int) -> None:
+        self._trace = trace
+        self._number = number
+        self._folder = trace.open_path / f"{number:05d}"
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         self._writers: dict[str, pq.ParquetWriter] = {}
@@ -48,6 +57,7 @@ class Shard:
         self._waiting_bytes: dict[str, int] = {}
         self._sequences: list[pa.Table] = []
         self.num_bytes = 0
+        self.is_damaged = False
 
     @property
     def num_sequences(self) -> int:
@@ -103,22 +113,26 @@ class Shard:
         self._sequences.append(schema.SEQUENCES.build(1, columns))
 
     def close(self) -> None:
-        """Make the shard part of the trace: fsync every file, then rename the folder."""
+        """Make the shard part of the trace; once more, if a first time was interrupted.
+
+        Raises
+        ------
+        OSError
+            If the disk refuses; the shard can only be dropped then.
+        InputError
+            The same of a remote store.
+        """
+        numbers = (int(shard.name) for shard in self._trace.shards())
+        if not self._folder.exists() and self._number in numbers:
+            return  # moved already: the interruption came right after
         for writer in self._writers.values():
             writer.close()
-        files = {}
-        for path in sorted(self._folder.iterdir()):
-            layout.sync_file(path)
-            files[path.name] = {"bytes": path.stat().st_size, "sha256": layout.sha256(path)}
+        paths = sorted(self._folder.glob("*.parquet"))
+        files = {path.name: layout.entry(path) for path in paths if path.name != layout.LISTING}
         rows = pa.concat_tables(self._sequences)
         rows = rows.replace_schema_metadata({layout.FILES_KEY: json.dumps(files)})
-        path = self._folder / "sequences.parquet"
-        pq.write_table(rows, path, compression="zstd")
-        layout.sync_file(path)
-        layout.sync_folder(self._folder)
-        self._target.parent.mkdir(exist_ok=True)
-        self._folder.rename(self._target)
-        layout.sync_folder(self._target.parent)
+        pq.write_table(rows, self._folder / layout.LISTING, compression="zstd")
+        self._trace.add_shard(self._folder, self._number)
 
     def discard(self) -> None:
         """Drop the shard and what it holds."""
@@ -127,7 +141,7 @@ class Shard:
             # A full disk fails the footer too; the folder goes either way.
             try:
                 writer.close()
-            except OSError:
+            except (OSError, pa.ArrowException):
                 continue
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -135,10 +149,16 @@ class Shard:
         """Write the rows of a table that wait."""
         rows = pa.concat_tables(self._waiting.pop(name)).unify_dictionaries()
         self._waiting_bytes[name] = 0
-        if name not in self._writers:
-            path = self._folder / f"{name}.parquet"
-            self._writers[name] = pq.ParquetWriter(path, rows.schema, **_options(rows.schema, name))
-        self._writers[name].write_table(rows)
+        try:
+            if name not in self._writers:
+                path = self._folder / f"{name}.parquet"
+                self._writers[name] = pq.ParquetWriter(
+                    path, rows.schema, **_options(rows.schema, name)
+                )
+            self._writers[name].write_table(rows)
+        except Exception:
+            self.is_damaged = True  # half a row group may be in the file: no footer helps
+            raise
 
 
 def _options(rows: pa.Schema, name: str) -> dict[str, Any]:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tracekit import schema
 from tracekit.errors import TraceError, TracekitError
@@ -17,9 +15,10 @@ from tracekit.trace.reader import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     import pandas as pd
+
+    from tracekit.trace.folder import AnyPath, Folder
 
 FREE_ENERGY_TOLERANCE = 1e-5
 """Largest |F - (U - T S)|, relative to the terms: the columns are float32."""
@@ -43,13 +42,13 @@ class Validation:
     problems: tuple[Problem, ...]
 
 
-def validate(path: Path) -> Validation:
+def validate(path: str | AnyPath) -> Validation:
     """Return what is wrong with a trace.
 
     Parameters
     ----------
     path
-        Folder of the trace.
+        Folder of the trace, or a URL of fsspec.
 
     Raises
     ------
@@ -72,9 +71,9 @@ def validate(path: Path) -> Validation:
 def damaged_files(trace: Trace) -> Iterator[Problem]:
     """Yield what is wrong with the files of a trace: missing, cut, changed, of another schema."""
     for name, known in trace.manifest.get("constants", {}).items():
-        yield from _changed(trace.path / name, known)
+        yield from _changed(trace.folder, trace.path / name, known)
     for shard in trace.shards:
-        yield from _shard(shard)
+        yield from _shard(trace.folder, shard)
 
 
 def require_whole(trace: Trace) -> None:
@@ -90,31 +89,32 @@ def require_whole(trace: Trace) -> None:
         raise TraceError(msg)
 
 
-def _changed(path: Path, known: dict[str, Any]) -> Iterator[Problem]:
+def _changed(folder: Folder, path: AnyPath, known: dict[str, Any]) -> Iterator[Problem]:
     """Yield how a file differs from what was written."""
-    if not path.exists():
-        yield Problem(str(path), "is missing")
-    elif path.stat().st_size != known["bytes"]:
-        size = path.stat().st_size
-        yield Problem(str(path), f"has {size} bytes, {known['bytes']} were written")
-    elif layout.sha256(path) != known["sha256"]:
-        yield Problem(str(path), "has another SHA-256 than was written")
+    with folder.explained(path):
+        if not path.exists():
+            yield Problem(str(path), "is missing")
+        elif (size := path.stat().st_size) != known["bytes"]:
+            yield Problem(str(path), f"has {size} bytes, {known['bytes']} were written")
+        elif layout.sha256(path) != known["sha256"]:
+            yield Problem(str(path), "has another SHA-256 than was written")
 
 
-def _shard(shard: Path) -> Iterator[Problem]:
+def _shard(folder: Folder, shard: AnyPath) -> Iterator[Problem]:
     """Yield what is wrong with the files of one shard."""
-    listing = shard / "sequences.parquet"
+    listing = shard / layout.LISTING
     try:
-        files = json.loads(pq.read_schema(listing).metadata[layout.FILES_KEY])
-    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
-        yield Problem(str(listing), f"cannot be read ({type(error).__name__})")
+        files = json.loads(folder.parquet(listing).schema_arrow.metadata[layout.FILES_KEY])
+    except (TraceError, KeyError, TypeError, ValueError) as error:
+        why = type(error.__cause__ or error).__name__
+        yield Problem(str(listing), f"cannot be read ({why})")
         return
     schemas = {table.name: table.schema for table in schema.SHARD_TABLES}
     for name, known in files.items():
         path = shard / name
-        changes = list(_changed(path, known))
+        changes = list(_changed(folder, path, known))
         yield from changes
-        if not changes and not pq.read_schema(path).equals(schemas[path.stem]):
+        if not changes and not folder.parquet(path).schema_arrow.equals(schemas[path.stem]):
             yield Problem(str(path), "has another schema than this version writes")
 
 
@@ -157,8 +157,11 @@ def _tokens(trace: Trace, sequence: pd.Series[Any], vocabulary: pd.DataFrame) ->
 def _steps(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:
     steps = trace.table("steps", sequence_id=sequence["sequence_id"])
     count = int(sequence["num_tokens"])
-    if list(steps["position"]) != list(range(1, count)):
-        yield f"steps: positions are not 1 .. {count - 1}"
+    # A base file of another tool has the positions that it scored, no others.
+    is_partial = trace.manifest["settings"].get("kind") == "kld"
+    first = int(sequence["scored_from"]) if is_partial else 1
+    if list(steps["position"]) != list(range(first, count)):
+        yield f"steps: positions are not {first} .. {count - 1}"
     free, internal = steps["free_energy"], steps["internal_energy"]
     heat = steps["temperature"] * steps["entropy_nats"]
     gap = (free - (internal - heat)).abs()

@@ -1,0 +1,237 @@
+"""How large a trace will be and how long recording takes, before anything is recorded.
+
+Tensors and weights are counted; tables are rows times bytes measured on a real trace, to within
+``TABLE_FACTOR``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tracekit import schema
+from tracekit.model.versions import cache_keyword, new_cache
+from tracekit.trace import layout
+from tracekit.trace.writer import SHARD_BYTES, SHARD_SEQUENCES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from tracekit.model.load import LoadedModel
+    from tracekit.spec import LayerSpec, ModelSpec
+
+TABLE_FACTOR = 1.5
+"""Tables are within this factor of their estimate, for text like the calibration's."""
+
+ROW_BYTES = {"tokens": 6.3, "steps": 158.0, "kv": 0.05, "attention": 17.2, "keys": 6.3}
+"""Compressed bytes of a row: SmolLM2-135M on 16 prompts of ``core``, 64 new tokens each, native
+float32, schema version 1. A row of ``attention`` is five random float32, of which zstd takes off a
+sixth (more in layers of small windows); ids and positions nearly vanish."""
+
+ENTRY_BYTES, MAP_KEY_BYTES = 5, 2
+"""What a row of ``attention`` has on top: each of its largest entries, an int32 and a float32 whose
+8 bytes shrink to 4.7 (three prompts of ``core``, 16 entries); each key of a map, float16, as it is."""
+
+PASS_BYTES = 16
+"""What a forward pass adds to ``kv``, whose rows repeat from layer to layer."""
+
+SEQUENCE_BYTES, TEXT_BYTES_PER_TOKEN = 300, 5.0
+"""A row of ``sequences``: what it has beside its texts, and its texts, compressed."""
+
+VOCAB_ROW_BYTES = 18.7
+"""A row of ``vocab.parquet``, of SmolLM2's 49 152."""
+
+COLUMN_FILE_BYTES, COLUMN_GROUP_BYTES = 285, 125
+"""What Parquet adds a column: its schema and our unit and meaning, once a file; the headers of its
+pages and its place in the footer, once a row group."""
+
+LISTING_BYTES = 1800
+"""Names, sizes and checksums of the other files, in the footer of ``sequences.parquet``."""
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+PROBE_PROMPT, PROBE_STEPS = 64, 6
+"""Tokens of the prefill and steps of decoding that are timed."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """Tokens of one sequence: given ones and those to be generated, over all turns."""
+
+    num_prompt: int
+    num_new: int
+
+    @property
+    def num_rows(self) -> int:
+        """Positions that go through the model: all but the last."""
+        return max(0, self.num_prompt + self.num_new - 1)
+
+    @property
+    def num_passes(self) -> int:
+        """Forward passes, the prompt taken as one: the chunks of a long one hardly count."""
+        return max(1, self.num_new)
+
+
+def estimate_bytes(
+    spec: ModelSpec,
+    lengths: Sequence[Length],
+    *,
+    capture: str,
+    dtype_store: str,
+    head: str,
+    maps: Collection[int] = (),
+    attention_topk: int = 0,
+) -> dict[str, int]:
+    """Return the bytes of a trace, by file; shards are added up.
+
+    Parameters
+    ----------
+    spec
+        Of the model.
+    lengths
+        One a sequence; generated answers are taken as long as they may be.
+    capture, dtype_store, head
+        As in ``RecordOptions``.
+    maps
+        Layers whose maps are stored.
+    attention_topk
+        Largest entries that are stored of each row.
+
+    Returns
+    -------
+    dict
+        By file name. Tensors and weights are exact but for a few bytes of headers; other tables
+        are within ``TABLE_FACTOR``.
+    """
+    seen = [layer for layer in spec.layers if layer.num_heads and layer.refusal is None]
+    found = {layout.VOCABULARY: _table_bytes(schema.VOCAB, VOCAB_ROW_BYTES * spec.head.num_rows)}
+    if head == "store":
+        found[layout.WEIGHTS] = _weights_bytes(spec)
+    data = dict.fromkeys(_names(seen, capture), 0.0)
+    item_bytes = ITEM_BYTES[spec.dtype if dtype_store == "native" else dtype_store]
+    for one in lengths:
+        for name, count in _num_rows(spec, seen, one).items():
+            if name in data:
+                data[name] += ROW_BYTES[name] * count
+        data["kv"] += PASS_BYTES * one.num_passes
+        if "attention" in data:
+            data["attention"] += _entries_bytes(seen, one.num_rows, set(maps), attention_topk)
+        if "tensors" in data:
+            stored = seen if capture == "qkv" else []
+            data["tensors"] += _tensor_bytes(spec, stored, one.num_rows, item_bytes)
+    tokens = sum(one.num_prompt + one.num_new for one in lengths)
+    texts = SEQUENCE_BYTES * len(lengths) + TEXT_BYTES_PER_TOKEN * tokens
+    return found | _shard_bytes(data, texts, len(lengths), len(seen) if capture == "qkv" else 0)
+
+
+def estimate_seconds(loaded: LoadedModel, lengths: Sequence[Length]) -> float:
+    """Return the time that the model needs for sequences, one at a time, in seconds.
+
+    A short prefill and a few steps are timed, twice, and the faster time counts. Attention's growth
+    with the length, deriving and writing are not in it: for contexts of thousands of tokens it is a
+    lower bound.
+    """
+    with torch.no_grad():
+        first, second = _time_once(loaded), _time_once(loaded)
+    prefill_s, step_s = min(first[0], second[0]), min(first[1], second[1])
+    num_prompt = sum(one.num_prompt for one in lengths)
+    num_new = sum(one.num_new for one in lengths)
+    return num_prompt * prefill_s / PROBE_PROMPT + num_new * step_s
+
+
+def _time_once(loaded: LoadedModel) -> tuple[float, float]:
+    """Return the time of one short prefill and, on average, of a step after it."""
+    model = loaded.model
+    cache = {cache_keyword(model): new_cache(model)}
+    ids_BT = torch.zeros(1, PROBE_PROMPT, dtype=torch.int64, device=model.device)
+    marks = [time.perf_counter()]
+    for start in range(PROBE_STEPS + 1):
+        # Reading a logit waits for the device.
+        output = model(ids_BT if start == 0 else ids_BT[:, :1], use_cache=True, **cache)
+        output.logits[0, -1, 0].item()
+        marks.append(time.perf_counter())
+    return marks[1] - marks[0], (marks[-1] - marks[1]) / PROBE_STEPS
+
+
+def _names(seen: Sequence[LayerSpec], capture: str) -> list[str]:
+    """Return the tables that a capture level has, ``sequences`` aside."""
+    names = ["tokens", "steps", "kv"]
+    if capture != "steps":
+        names += [*(["attention", "keys"] if seen else []), "tensors"]
+    return names
+
+
+def _num_rows(spec: ModelSpec, seen: Sequence[LayerSpec], one: Length) -> dict[str, int]:
+    """Return the rows of one sequence in each table of ``ROW_BYTES``."""
+    return {
+        "tokens": one.num_prompt + one.num_new,
+        "steps": one.num_rows,
+        "kv": one.num_passes * sum(layer.holds_keys for layer in spec.layers),
+        "attention": one.num_rows * sum(layer.num_heads for layer in seen),
+        "keys": one.num_rows * sum(layer.num_kv_heads for layer in seen),
+    }
+
+
+def _weights_bytes(spec: ModelSpec) -> int:
+    """Return the bytes of the head, its bias, the final norm and, untied, the embedding."""
+    head = spec.head
+    matrices = 1 if head.is_tied else 2
+    numbers = head.num_rows * (matrices * head.hidden_size + head.has_bias) + head.hidden_size
+    return numbers * ITEM_BYTES[spec.dtype]
+
+
+def _tensor_bytes(
+    spec: ModelSpec, stored: Sequence[LayerSpec], num_rows: int, item_bytes: int
+) -> float:
+    """Return the bytes of final hidden states, and of stored layers' queries, keys and values."""
+    numbers = sum(layer.num_heads * layer.head_dim + layer.numbers_per_token for layer in stored)
+    return num_rows * (4 * spec.head.hidden_size + item_bytes * numbers)
+
+
+def _entries_bytes(
+    seen: Sequence[LayerSpec], num_rows: int, maps: set[int], attention_topk: int
+) -> float:
+    """Return the bytes of one sequence's maps and largest entries."""
+    total = 0
+    for layer in seen:
+        full = min(num_rows, layer.window or num_rows)
+        visible = full * (full + 1) // 2 + (num_rows - full) * full
+        if layer.index in maps:
+            total += MAP_KEY_BYTES * layer.num_heads * visible
+        total += ENTRY_BYTES * attention_topk * layer.num_heads * num_rows
+    return total
+
+
+def _shard_bytes(
+    data: dict[str, float], texts: float, num_sequences: int, num_layers: int
+) -> dict[str, int]:
+    """Return the bytes of the files of all shards, Parquet's own included."""
+    if not num_sequences:
+        return {}
+    tables = {table.name: table for table in schema.SHARD_TABLES}
+    by_size = math.ceil(sum(data.values()) / SHARD_BYTES)
+    num_shards = min(num_sequences, max(by_size, math.ceil(num_sequences / SHARD_SEQUENCES)))
+    found = {
+        f"{name}.parquet": _table_bytes(
+            tables[name],
+            size,
+            num_files=num_shards,
+            # Tensors: a row group for each layer and one for the final hidden states.
+            num_groups=num_sequences * (1 + num_layers if name == "tensors" else 1),
+        )
+        for name, size in data.items()
+    }
+    size = _table_bytes(schema.SEQUENCES, texts, num_files=num_shards, num_groups=num_shards)
+    return found | {"sequences.parquet": size + num_shards * LISTING_BYTES}
+
+
+def _table_bytes(
+    table: schema.Table, data_bytes: float, *, num_files: int = 1, num_groups: int = 1
+) -> int:
+    """Return the bytes of a table's files: data and what Parquet adds."""
+    added = COLUMN_FILE_BYTES * num_files + COLUMN_GROUP_BYTES * num_groups
+    return round(data_bytes + added * len(table.columns))

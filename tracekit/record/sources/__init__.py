@@ -1,0 +1,1 @@
+"""Sources of sequences, one a file: prompts, texts, conversations."""
