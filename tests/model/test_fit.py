@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracekit.measure.attention import logits_HQK, outputs_HQD, visible_QK, weights_HQK
@@ -45,6 +45,7 @@ def called(layer: LayerSpec, num_tokens: int = 12, offset: float = 0.0) -> Atten
 slopes = st.one_of(st.none(), st.tuples(*[st.floats(0.01, 1)] * 4))
 
 
+@settings(deadline=None)
 @given(scale=st.floats(0.05, 2), slopes=slopes, offset=st.floats(-1, 1))
 def test_scale_and_slopes_are_found_whatever_is_added_to_a_row(
     scale: float, slopes: tuple[float, ...] | None, offset: float
@@ -69,6 +70,7 @@ def test_biases_that_bend_are_not_straight() -> None:
     assert not is_straight(type(call)(**{**vars(call), "logits_BHQK": bent}), layer)
 
 
+@settings(deadline=None)
 @given(first_key=st.integers(0, 50), num_queries=st.integers(1, 4), seed=st.integers(0, 99))
 def test_alibi_is_a_bias_by_distance(first_key: int, num_queries: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

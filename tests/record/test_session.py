@@ -319,3 +319,15 @@ def test_a_batch_recorded_twice_is_the_same(tmp_path: Path) -> None:
     for name in ("a", "b"):
         record(loaded, prompts, tmp_path / name, RecordOptions(max_new_tokens=5, batch_size=3))
     assert_same_traces(Trace(tmp_path / "a"), Trace(tmp_path / "b"))
+
+
+def test_a_model_without_a_padding_token_runs_in_batches(tmp_path: Path) -> None:
+    model = tiny.model(pad_token_id=None, eos_token_id=None)
+    model.generation_config.pad_token_id = model.generation_config.eos_token_id = None
+    loaded = loaded_of(model)
+    prompts = written(tmp_path / "p.jsonl", *PROMPTS[:3])
+    for name, size in (("single", 1), ("batch", 3)):
+        record(loaded, prompts, tmp_path / name, RecordOptions(max_new_tokens=5, batch_size=size))
+    frames = [sorted_frame(Trace(tmp_path / name), "steps") for name in ("single", "batch")]
+    pd.testing.assert_frame_equal(*frames, rtol=1e-4, atol=1e-4)
+    assert len(frames[0])

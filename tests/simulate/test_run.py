@@ -248,3 +248,19 @@ def test_windows_of_a_text_are_scored_where_they_count(model_folder: Path, tmp_p
     num_tokens = int(Trace(tmp_path / "whole").sequences["num_tokens"].iloc[0])
     assert vocab["num_scored"].sum() == num_tokens - 1
     write_report(tmp_path / "windows-r", tmp_path / "report.html")
+
+
+def test_alibi_is_refused_by_name(tmp_path: Path) -> None:
+    from tests import architectures, tiny
+    from tracekit.model.load import load_model
+    from tracekit.record.options import RecordOptions
+    from tracekit.record.recorder import record
+
+    folder = tmp_path / "bloom"
+    architectures.model("bloom").save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    (tmp_path / "p.txt").write_text("the river in the morning\n")
+    options = RecordOptions(max_new_tokens=4)
+    record(load_model(str(folder)), str(tmp_path / "p.txt"), tmp_path / "t", options)
+    with pytest.raises(TraceError, match="ALiBi"):
+        simulate(tmp_path / "t", tmp_path / "r", make_plan(["h2o"]))

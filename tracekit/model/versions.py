@@ -48,21 +48,29 @@ def cache_of(output: Any) -> Any | None:
 
 
 @contextlib.contextmanager
+def muted() -> Iterator[None]:
+    """Keep transformers' log back: it repeats in the midst of a progress bar what we have said."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers while it loads: its log, its warnings and its progress bars.
 
     The bar of the GGUF conversion is a plain tqdm that no switch reaches, so standard error is
     kept back as well; errors are raised, not printed, and so are not lost.
     """
-    verbosity = transformers_logging.get_verbosity()
     has_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        with muted(), warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
         if has_bars:
             transformers_logging.enable_progress_bar()

@@ -18,7 +18,7 @@ from tracekit.schema import SINK_KEYS, TOP_KEYS, WINDOW_KEYS
 if TYPE_CHECKING:
     from tracekit.spec import LayerSpec
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 """Size of one block of attention logits: small enough to stay in a cache."""
 
 DEVICE_BLOCK_BYTES = 256 << 20
@@ -59,22 +59,21 @@ class KeyTotals:
         self.reads_GK = pad(self.reads_GK, more)
         self.last_GK = pad(self.last_GK, more, value=-1)
 
-    def add(
-        self, weights: torch.Tensor, layer: LayerSpec, first_query: int, first_key: int
-    ) -> None:
-        """Add what the keys of one block of weights [H, Q, K] received."""
+    def add(self, block: _Block) -> None:
+        """Add what the keys of a block received; its logits are written over."""
+        weights, layer = block.weights, block.layer
         num_queries, num_keys = weights.shape[-2:]
-        position_Q1 = torch.arange(
-            first_query, first_query + num_queries, device=weights.device, dtype=torch.float32
-        )[:, None]
-        read = (weights * (position_Q1 + 1) > 1).float()
-        last = (read * (position_Q1 + 1)).amax(-2) - 1
+        first = block.first_query + 1
+        ordinal_Q1 = torch.arange(first, first + num_queries, device=weights.device)[:, None]
+        ordinal_Q1 = ordinal_Q1.to(weights.dtype)
         grouped = (layer.num_kv_heads, layer.group_size, num_keys)
-        keys = slice(first_key, first_key + num_keys)
+        keys = slice(block.first_key, block.first_key + num_keys)
         self.mass_GK[:, keys] += weights.sum(-2).reshape(grouped).sum(1)
+        # In place: new memory for each step of this would cost more than the steps themselves.
+        read = torch.mul(weights, ordinal_Q1, out=block.scores).gt_(1)
         self.reads_GK[:, keys] += read.sum(-2).reshape(grouped).sum(1).long()
-        latest = last.reshape(grouped).amax(1).long()
-        self.last_GK[:, keys] = torch.maximum(self.last_GK[:, keys], latest)
+        last = read.mul_(ordinal_Q1).amax(-2).reshape(grouped).amax(1).long() - 1
+        self.last_GK[:, keys] = torch.maximum(self.last_GK[:, keys], last)
 
 
 @dataclass(frozen=True)
@@ -152,12 +151,12 @@ def attention_rows(
             first_query=first_query + start,
             first_key=first_key + begin,
         )
-        totals.add(block.weights, layer, block.first_query, block.first_key)
         columns = block.statistics()
         if wanted.top_k:
             columns |= block.largest(wanted.top_k)
         if layer.index in wanted.maps:
             columns["map"] = block.whole()
+        totals.add(block)
         blocks.append(columns)
     return {name: torch.cat([block[name] for block in blocks], dim=1) for name in blocks[0]}
 

@@ -11,7 +11,7 @@ import torch
 
 from tracekit.errors import ModelError, UsageError
 from tracekit.model.sampling import Choice
-from tracekit.model.versions import cache_keyword
+from tracekit.model.versions import cache_keyword, muted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,7 +144,7 @@ def generate(
     cache: Any,
     sampler: Sampler,
     *,
-    prefill_chunk: int,
+    prefill_chunk: int | None,
     watcher: Watcher | None = None,
 ) -> list[list[int]]:
     """Return the new ids that the model appends to each sequence.
@@ -161,7 +161,8 @@ def generate(
     sampler
         How tokens are chosen.
     prefill_chunk
-        Most tokens of a prompt that go through the model at once.
+        Most tokens of a prompt that go through the model at once, into an empty cache; None: all.
+        What follows an answer is one chunk.
     watcher
         Told of the prompts and of each token.
 
@@ -184,12 +185,12 @@ def generate(
     most = max(wish.max_new_tokens for wish in wishes)
     width = input_ids.shape[1]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), muted():
             output = model.generate(
                 input_ids,
                 attention_mask=mask,
                 generation_config=plain_config(
-                    model, most, prefill_chunk if width > prefill_chunk else None
+                    model, most, prefill_chunk if width > (prefill_chunk or width) else None
                 ),
                 logits_processor=[choice],
                 stopping_criteria=[ends],
@@ -235,6 +236,7 @@ def plain_config(model: Any, max_new_tokens: int, prefill_chunk: int | None) -> 
         pad_token_id=_pad_id(model),
         prefill_chunk_size=prefill_chunk,
         return_dict_in_generate=False,
+        use_cache=True,
         # A compiled decoding step would not call our hook.
         disable_compile=True,
     )

@@ -124,7 +124,7 @@ class Session:
         texts = [Tokens() for _ in batch]
         for job, tokens in zip(batch, texts, strict=True):
             tokens.add_prompt(job.parts[0], self._stop_ids)
-        answers = self._answers(wishes, cache, capture)
+        answers = self._answers(wishes, cache, capture, self._options.prefill_chunk)
         for job, tokens, answer in zip(batch, texts, answers, strict=True):
             if self._new_tokens(job):
                 tokens.add_answer(answer, job.parts[0])
@@ -135,17 +135,19 @@ class Session:
             tokens.add_prompt(part, self._stop_ids)
             seed = sequence_seed(self._options.seed, job.sequence_id) + number
             wish = Wish(ids=tokens.ids, max_new_tokens=self._new_tokens(job), seed=seed)
-            tokens.add_answer(self._answers([wish], cache, capture)[0], part)
+            tokens.add_answer(self._answers([wish], cache, capture, None)[0], part)
         return texts
 
-    def _answers(self, wishes: Sequence[Wish], cache: Any, capture: Capture) -> list[list[int]]:
+    def _answers(
+        self, wishes: Sequence[Wish], cache: Any, capture: Capture, prefill_chunk: int | None
+    ) -> list[list[int]]:
         with tap(self._loaded.model, capture):
             return generate(
                 self._loaded,
                 wishes,
                 cache,
                 self._options.sampler,
-                prefill_chunk=self._options.prefill_chunk,
+                prefill_chunk=prefill_chunk,
                 watcher=capture,
             )
 

@@ -49,13 +49,13 @@ class Transfer:
         self._streams: dict[torch.device, Any] = {}
 
     def fetch(self, tensors: Mapping[str, torch.Tensor]) -> Arrival:
-        """Return tensors on their way; they may be changed or freed as soon as this returns.
+        """Return tensors on their way; they may be freed as soon as this returns.
 
         Parameters
         ----------
         tensors
-            By name, on any devices; on the CPU they are copied at once, unless they are whole
-            tensors already, which then must not be changed.
+            By name, on any devices. What is contiguous is not packed first, so it must not be
+            changed any more; views are, and the buffers behind them are free again.
         """
         here: dict[str, torch.Tensor] = {}
         events = []
@@ -76,7 +76,7 @@ class Transfer:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         stream = self._streams[device]
-        # Packed on the model's stream, since the caller may write over its buffers next.
+        # Views are packed on the model's stream: the buffers behind them are written over next.
         packed = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         stream.wait_stream(torch.cuda.current_stream(device))
         copied = {}

@@ -258,6 +258,11 @@ def _check_capture(trace: Trace, plan: Plan) -> None:
             f"{trace.capture}, record it with --capture qkv, or name --vocab alone."
         )
         raise TraceError(msg)
+    if plan.families and any(layer.alibi for layer in trace.spec.layers):
+        msg = (
+            f"KV replay does not know the ALiBi biases of {trace.spec.name} yet; name --vocab alone."
+        )
+        raise TraceError(msg)
     if plan.estimators and trace.capture == "steps":
         msg = (
             f"vocabulary replay needs final hidden states: {trace.path} was recorded with "

@@ -91,7 +91,8 @@ def memory_by_requests(results: Results) -> Drawing:
 
 
 def _longest(results: Results) -> int:
-    return results.spec.max_positions or _DEFAULT_TOKENS
+    spec = results.spec
+    return spec.trained_positions or spec.max_positions or _DEFAULT_TOKENS
 
 
 def _cache_bytes(results: Results, num_tokens: int) -> int:
