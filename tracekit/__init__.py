@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracekit.model.load import load_model
-    from tracekit.record.generate import Sampler
     from tracekit.record.kld import import_kld
     from tracekit.record.options import RecordOptions
     from tracekit.record.prompts import read_prompts
     from tracekit.record.recorder import record as record_trace
     from tracekit.record.rendering import Rendering
+    from tracekit.record.sampler import Sampler
     from tracekit.record.sources.conversations import ConversationSource
     from tracekit.record.sources.prompts import PromptSource
     from tracekit.record.sources.text import TextSource
@@ -43,7 +43,7 @@ _PLACES = {
     "PromptSource": ("tracekit.record.sources.prompts", "PromptSource"),
     "RecordOptions": ("tracekit.record.options", "RecordOptions"),
     "Rendering": ("tracekit.record.rendering", "Rendering"),
-    "Sampler": ("tracekit.record.generate", "Sampler"),
+    "Sampler": ("tracekit.record.sampler", "Sampler"),
     "TextSource": ("tracekit.record.sources.text", "TextSource"),
     "Trace": ("tracekit.trace.reader", "Trace"),
     "import_kld": ("tracekit.record.kld", "import_kld"),

@@ -85,8 +85,12 @@ def fresh(variant: str, num_prompt: int, num_new: int) -> dict[str, float]:
     """Measure one variant in a process of its own."""
     command = [sys.executable, __file__, "--once", variant]
     command += ["--prompt", str(num_prompt), "--new", str(num_new)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return json.loads(output.splitlines()[-1])
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        # Out of memory, mostly; what was measured before must not be lost with it.
+        print(f"{variant} ended with {done.returncode}", file=sys.stderr)
+        return {"wall_s": float("nan"), "peak_bytes": float("nan")}
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(num_prompt: int, num_new: int, repeats: int, variants: list[str]) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -57,7 +59,7 @@ def test_rows_maps_and_totals_are_those_of_one_whole_map(
     cuts = sorted({0, min(cut, num_tokens), num_tokens})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention_stats, "BLOCK_BYTES", block)
-        for first, stop in zip(cuts, cuts[1:], strict=False):
+        for first, stop in itertools.pairwise(cuts):
             got = attention_rows(
                 query[:, first:stop], key[:, :stop], spec, totals, first_query=first, wanted=wanted
             )

@@ -48,4 +48,4 @@ def test_neighbours_are_of_like_length() -> None:
     jobs = [job(number, [length]) for number, length in enumerate([9, 1, 8, 2, 7, 3, 6, 4])]
     made = [[len(one.parts[0].ids) for one in batch] for batch in batches(jobs, 2)]
     assert made == [[1, 2], [3, 4], [6, 7], [8, 9]]
-    assert LOOKAHEAD * 2 >= len(jobs)
+    assert len(jobs) <= LOOKAHEAD * 2

@@ -10,7 +10,9 @@ from tracekit.errors import UsageError
 from tracekit.model.load import LoadedModel
 from tracekit.model.read_spec import read_spec
 from tracekit.model.versions import new_cache
-from tracekit.record.generate import Sampler, Wish, generate, padded
+from tracekit.record.ends import Wish
+from tracekit.record.generate import generate, padded
+from tracekit.record.sampler import Sampler
 
 PROMPTS = [[10, 11, 12, 13, 14, 15, 16], [40, 41], [77]]
 

@@ -12,9 +12,9 @@ import torch
 
 from tests.record.test_session import PROMPTS, sorted_frame
 from tracekit.model.load import load_model
-from tracekit.record.generate import Sampler
 from tracekit.record.options import RecordOptions
 from tracekit.record.recorder import record
+from tracekit.record.sampler import Sampler
 from tracekit.trace.reader import Trace
 from tracekit.trace.validate import validate
 

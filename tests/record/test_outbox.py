@@ -68,7 +68,7 @@ def test_an_error_in_the_thread_stops_the_next_step() -> None:
         msg = "the disk is gone"
         raise OSError(msg)
 
-    with pytest.raises(OSError, match="the disk is gone"), Outbox() as outbox:
+    with pytest.raises(OSError, match="the disk is gone"), Outbox() as outbox:  # noqa: PT012
         outbox.put(fail)
         for _ in range(500):
             outbox.check()
@@ -87,7 +87,7 @@ def test_an_error_in_the_last_write_is_raised_on_leaving() -> None:
 
 def test_what_waits_is_written_even_when_it_is_left_by_an_exception() -> None:
     done: list[int] = []
-    with pytest.raises(KeyboardInterrupt), Outbox() as outbox:
+    with pytest.raises(KeyboardInterrupt), Outbox() as outbox:  # noqa: PT012
         for number in range(10):
             outbox.put(lambda number=number: done.append(number))
         raise KeyboardInterrupt

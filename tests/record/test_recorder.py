@@ -1,11 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +16,9 @@ from tracekit.model.load import load_model
 from tracekit.record import capture as capture_module
 from tracekit.record import lane as lane_module
 from tracekit.record import strips as strips_module
-from tracekit.record.generate import Sampler
 from tracekit.record.options import RecordOptions
 from tracekit.record.recorder import record
+from tracekit.record.sampler import Sampler
 from tracekit.trace.reader import Trace
 from tracekit.trace.validate import validate
 

@@ -195,7 +195,7 @@ def test_no_new_tokens_record_the_prompt_alone(tmp_path: Path) -> None:
 
 
 def test_samples_of_a_prompt_differ_and_do_not_hang_on_the_batch(tmp_path: Path) -> None:
-    from tracekit.record.generate import Sampler
+    from tracekit.record.sampler import Sampler
 
     loaded = loaded_of(tiny.model())
     file = read_prompts(written(tmp_path / "p.jsonl", PROMPTS[0], PROMPTS[2]))

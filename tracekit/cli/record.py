@@ -197,8 +197,8 @@ def record(
     """
     from tracekit.cli.progress import shown
     from tracekit.cli.sources import parse_maps, source_of
-    from tracekit.record.generate import Sampler
     from tracekit.record.options import RecordOptions
+    from tracekit.record.sampler import Sampler
 
     options = RecordOptions(
         capture=capture,

@@ -3,139 +3,21 @@
 from __future__ import annotations
 
 import copy
-import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tracekit.errors import ModelError, UsageError
+from tracekit.errors import ModelError
 from tracekit.model.sampling import Choice
 from tracekit.model.versions import cache_keyword, muted
+from tracekit.record.ends import Ends, Unwatched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracekit.model.load import LoadedModel
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampler:
-    """How the next token is chosen.
-
-    Parameters
-    ----------
-    temperature
-        0 is greedy; otherwise tokens are drawn from the distribution at this temperature.
-    top_k
-        Keep the k most likely tokens; 0 keeps all.
-    top_p
-        Keep the smallest set with this probability; 1 keeps all.
-    min_p
-        Keep tokens with at least this share of the largest probability; 0 keeps all.
-    repetition_penalty
-        Divide (multiply, if negative) the logits of tokens that were there before; 1 does nothing.
-        Applies to a greedy choice as well.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse what no sampler does."""
-        if not (
-            0 <= self.temperature < math.inf
-            and self.top_k >= 0
-            and 0 < self.top_p <= 1
-            and 0 <= self.min_p <= 1
-            and 0 < self.repetition_penalty < math.inf
-        ):
-            msg = (
-                "a sampler needs temperature >= 0, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1 and "
-                f"repetition_penalty > 0, not {self}."
-            )
-            raise UsageError(msg)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the settings for the trace."""
-        return asdict(self)
-
-
-class Watcher(Protocol):
-    """Who follows a generation token by token.
-
-    Both methods get all ids so far [B, C], padding included, and the column of each sequence's last
-    token as far as it is known: that token is not run, and rows from there on belong to nobody.
-    """
-
-    def begin(self, ids_BC: torch.Tensor, stops: Sequence[int]) -> None:
-        """Learn of the prompts before they are run."""
-
-    def told(self, ids_BC: torch.Tensor, stops: Sequence[int]) -> None:
-        """Learn of a new token of each sequence."""
-
-
-class Unwatched:
-    """Nobody follows."""
-
-    def begin(self, ids_BC: torch.Tensor, stops: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def told(self, ids_BC: torch.Tensor, stops: Sequence[int]) -> None:
-        """Do nothing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What one sequence of a batch asks for: its ids so far, its most new tokens, its seed."""
-
-    ids: Sequence[int]
-    max_new_tokens: int
-    seed: int
-
-
-class Ends:
-    """A stopping criterion that knows where each sequence of a batch ends.
-
-    Parameters
-    ----------
-    wishes
-        What was asked for.
-    pads
-        Columns of padding before each sequence.
-    stop_ids
-        Tokens that end a sequence.
-    watcher
-        Told of each token.
-    """
-
-    def __init__(
-        self,
-        wishes: Sequence[Wish],
-        pads: Sequence[int],
-        stop_ids: set[int],
-        watcher: Watcher,
-    ) -> None:
-        self._stop_ids = stop_ids
-        self._watcher = watcher
-        # The last token that a sequence may have is not run through the model.
-        self.last_columns = [
-            pad + len(wish.ids) + wish.max_new_tokens - 1
-            for wish, pad in zip(wishes, pads, strict=True)
-        ]
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """Return which sequences have ended, bool [B]."""
-        column = input_ids.shape[1] - 1
-        for b, token in enumerate(input_ids[:, -1].tolist()):
-            if token in self._stop_ids and column < self.last_columns[b]:
-                self.last_columns[b] = column
-        self._watcher.told(input_ids, self.last_columns)
-        done = [column >= last for last in self.last_columns]
-        return torch.tensor(done, device=input_ids.device)
+    from tracekit.record.ends import Watcher, Wish
+    from tracekit.record.sampler import Sampler
 
 
 def generate(

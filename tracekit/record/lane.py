@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracekit import schema
-from tracekit.record.attention_stats import KeyTotals, Wanted, attention_rows, num_entries
+from tracekit.record.attention_stats import KeyTotals, attention_rows, num_entries
 from tracekit.record.ragged import attention_table
 from tracekit.record.steps import step_columns
 
@@ -17,55 +17,16 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tracekit.measure.head import Head
-    from tracekit.record.outbox import Outbox
     from tracekit.record.passes import Passes
     from tracekit.record.rows import Taken
-    from tracekit.record.transfer import Transfer
+    from tracekit.record.store import Store
     from tracekit.spec import LayerSpec
-    from tracekit.trace.writer import TraceWriter
 
 BLOCK_BYTES = 32 << 20
 """Queries, keys and values of one row group at most."""
 
 NEVER = 1 << 62
 """Column at which a sequence ends while its end is not known."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Store:
-    """Where a recording goes and what of it is kept: the same for all its sequences.
-
-    Parameters
-    ----------
-    writer
-        The open trace; touched by the outbox's thread alone.
-    outbox
-        Does the writing.
-    transfer
-        Brings tensors to memory.
-    head
-        The language-model head.
-    num_tokens
-        Entries of the tokenizer.
-    with_attention, with_tensors
-        What the capture level asks for: statistics of attention, with final hidden states; queries,
-        keys and values.
-    wanted
-        What is kept of attention rows beside their statistics.
-    dtype
-        Type in which tensors are stored; None: as computed.
-    """
-
-    writer: TraceWriter
-    outbox: Outbox
-    transfer: Transfer
-    head: Head
-    num_tokens: int
-    with_attention: bool
-    with_tensors: bool
-    wanted: Wanted
-    dtype: torch.dtype | None
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 
 from tracekit.errors import UsageError
 from tracekit.record.attention_stats import Wanted
-from tracekit.record.generate import Sampler
+from tracekit.record.sampler import Sampler
 from tracekit.registry import unknown
 from tracekit.trace import layout
 

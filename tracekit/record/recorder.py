@@ -17,7 +17,6 @@ from tracekit.model.vocabulary import vocabulary_table
 from tracekit.progress import Progress, Silent
 from tracekit.record.batches import batches
 from tracekit.record.job import Job, Skipped
-from tracekit.record.lane import Store
 from tracekit.record.manifest import make_manifest, notes, recording_settings
 from tracekit.record.options import STORE_DTYPES, RecordOptions
 from tracekit.record.outbox import Outbox
@@ -26,6 +25,7 @@ from tracekit.record.rendering import Rendering
 from tracekit.record.session import Session
 from tracekit.record.source import Source
 from tracekit.record.sources.prompts import PromptSource
+from tracekit.record.store import Store
 from tracekit.record.transfer import Transfer
 from tracekit.trace import layout
 from tracekit.trace.writer import TraceWriter, disk_errors

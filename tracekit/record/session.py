@@ -11,9 +11,10 @@ from tracekit.errors import InputError, ModelError
 from tracekit.model.tap import tap
 from tracekit.model.versions import new_cache
 from tracekit.record.capture import Capture
-from tracekit.record.generate import Wish, generate, stop_ids
+from tracekit.record.ends import Wish
+from tracekit.record.generate import generate, stop_ids
 from tracekit.record.job import Job, Skipped
-from tracekit.record.lane import NEVER, Lane, Store
+from tracekit.record.lane import NEVER, Lane
 from tracekit.record.options import RecordOptions, new_tokens
 from tracekit.record.render import rerendered_ids
 from tracekit.record.tokens import Tokens
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from tracekit.model.load import LoadedModel
     from tracekit.progress import Progress
+    from tracekit.record.store import Store
 
 
 class Session:
@@ -48,6 +50,7 @@ class Session:
         self._store = store
         self._progress = progress
         self._stop_ids = stop_ids(loaded.model)
+        self._has_warned = False
 
     def accept(self, job: Job) -> None:
         """Look at a job before it is run.
@@ -63,9 +66,10 @@ class Session:
         new = self._new_tokens(job)
         longest = given + new * len(job.parts)
         if spec.max_positions is not None and longest > spec.max_positions:
+            advice = "cut it with --window" if job.is_given else "lower --max-new-tokens"
             msg = (
                 f"prompt and new tokens are {longest} tokens, the model has {spec.max_positions} "
-                "positions; shorten it or lower --max-new-tokens."
+                f"positions; shorten it or {advice}."
             )
             raise InputError(msg)
         if new == 0 and given < 2:
@@ -78,10 +82,11 @@ class Session:
                 "use the tokenizer that belongs to the model."
             )
             raise InputError(msg)
-        if self._is_beyond(longest):
+        if self._is_beyond(longest) and not self._has_warned:
+            self._has_warned = True
             self._progress.say(
                 f"{job.sequence_id} may reach {longest} tokens, the model was trained on "
-                f"{spec.trained_positions}: it is recorded, and flagged if it does."
+                f"{spec.trained_positions}: what goes beyond is recorded, and flagged in sequences."
             )
 
     def run(self, batch: Sequence[Job]) -> Iterator[Skipped]:

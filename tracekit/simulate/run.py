@@ -259,9 +259,7 @@ def _check_capture(trace: Trace, plan: Plan) -> None:
         )
         raise TraceError(msg)
     if plan.families and any(layer.alibi for layer in trace.spec.layers):
-        msg = (
-            f"KV replay does not know the ALiBi biases of {trace.spec.name} yet; name --vocab alone."
-        )
+        msg = f"KV replay does not know the ALiBi biases of {trace.spec.name} yet; name --vocab alone."
         raise TraceError(msg)
     if plan.estimators and trace.capture == "steps":
         msg = (
