@@ -6,11 +6,16 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from tests import tiny
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("tracekit", deadline=None)
+settings.load_profile("tracekit")
 
 PROMPTS = [
     {"id": "plain", "domain": "story", "prompt": "Once there was <script>alert(1)</script>"},

@@ -258,7 +258,8 @@ def _check_capture(trace: Trace, plan: Plan) -> None:
             f"{trace.capture}, record it with --capture qkv, or name --vocab alone."
         )
         raise TraceError(msg)
-    if plan.families and any(layer.alibi for layer in trace.spec.layers):
+    biased = [one for one in trace.spec.layers if one.alibi and one.refusal is None]
+    if plan.families and biased:
         msg = f"KV replay does not know the ALiBi biases of {trace.spec.name} yet; name --vocab alone."
         raise TraceError(msg)
     if plan.estimators and trace.capture == "steps":
