@@ -145,7 +145,12 @@ SEQUENCES = Table(
             "template over all answers gives these ids; null for one turn",
         ),
         Column("prompt_text", _STR, "", "prompt as the model read it, special tokens written out"),
-        Column("text", _STR, "", "generated text, special tokens left out"),
+        Column(
+            "text",
+            _STR,
+            "",
+            "generated text, special tokens left out, a blank line between answers",
+        ),
         Column("check", _STR, "", "JSON: how the answer can be judged"),
         Column("sampler", _STR, "", "JSON: generation settings"),
     ),

@@ -300,6 +300,14 @@ def test_two_sources_are_refused(here: Here, model_folder: Path, tmp_path: Path)
     assert "two sources" in said
     _, said = here.run(*flags, "--window", 5, code=2)
     assert "--text" in said
+    text = tmp_path / "a.txt"
+    text.write_text("the river", encoding="utf-8")
+    _, said = here.run(*flags, "--text", text, "--temperature", 0.5, code=2)
+    assert "nothing is drawn" in said
+    _, said = here.run(*flags, "--text", text, "--stride", 5, code=2)
+    assert "give a window" in said
+    _, said = here.run("record", "--model", model_folder, "-o", "memory://x", code=2)
+    assert "ends with this process" in said
     _, said = here.run(*flags, "--maps", "first", code=2)
     assert "names no layers" in said
 

@@ -269,9 +269,11 @@ def test_bos_stands_first_in_every_chunk_if_the_text_begins_with_it(
         assert made["token_id"].tolist() == [first, *tokens[1][1:]]
 
 
-def test_a_row_that_is_not_finite_is_flagged(
-    loaded: LoadedModel, kld: Path, tmp_path: Path
+def test_a_row_that_is_not_finite_is_flagged_counted_and_shown(
+    loaded: LoadedModel, kld: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from tracekit.cli.show import show
+
     raw = bytearray(kld.read_bytes())
     struct.pack_into("<2f", raw, 20 + 4 * 36, math.nan, math.nan)
     kld.write_bytes(raw)
@@ -279,6 +281,13 @@ def test_a_row_that_is_not_finite_is_flagged(
     steps = steps_of(Trace(tmp_path / "trace"), 0)
     assert steps["nonfinite"].tolist() == [VOCAB, 0, 0, 0, 0]
     assert steps["entropy_nats"].isna().tolist() == [True, False, False, False, False]
+    done = validate(tmp_path / "trace")
+    assert (done.num_steps, done.num_nonfinite, done.problems) == (15, 1, ())
+    show(str(tmp_path / "trace"))
+    show(str(tmp_path / "trace"), sequence="chunk-0000#0")
+    said = capsys.readouterr().out
+    assert "1 steps have logits that are not finite" in said
+    assert "(logits are not finite)" in said
 
 
 def test_whole_chunks_of_a_cut_file_are_kept_and_the_rest_comes_later(

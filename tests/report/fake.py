@@ -193,6 +193,7 @@ def _sequence(rng: np.random.Generator, number: int, domains: tuple[str, ...]) -
         "num_tokens": prompt_end + 64,
         "context_end": prompt_end - 20 if number % 3 == 0 else None,
         "prompt_end": prompt_end,
+        "num_scored": 64,
         "finish_reason": "eos" if number % 4 == 0 else "length",
         "text_source": "generated",
         "mean_entropy_nats": float(rng.uniform(0.6, 2.2)),

@@ -264,3 +264,19 @@ def test_alibi_is_refused_by_name(tmp_path: Path) -> None:
     record(load_model(str(folder)), str(tmp_path / "p.txt"), tmp_path / "t", options)
     with pytest.raises(TraceError, match="ALiBi"):
         simulate(tmp_path / "t", tmp_path / "r", make_plan(["h2o"]))
+
+
+def test_what_is_fitted_on_other_prompts_does_not_apply_where_there_are_none(
+    model_folder: Path, prompt_file: Path, tmp_path: Path
+) -> None:
+    from tracekit.record.options import RecordOptions
+    from tracekit.record.recorder import record
+
+    options = RecordOptions(max_new_tokens=4, capture="hidden")
+    record(str(model_folder), first_of(prompt_file), tmp_path / "t", options)
+    plan = make_plan(vocab=["frequency", "oracle"], sizes=(16,))
+    done = simulate(tmp_path / "t", tmp_path / "r", plan)
+    assert [(one["what"], "no other prompt" in one["why"]) for one in done.skipped] == [
+        ("frequency", True)
+    ]
+    assert set(read(tmp_path / "r", "vocab")["estimator"]) == {"oracle"}

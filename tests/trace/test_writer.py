@@ -347,3 +347,12 @@ def test_names_that_do_not_exist_are_answered_with_the_nearest(tmp_path: Path) -
         trace.hidden("a#1")
     with pytest.raises(TraceError, match="holds no final hidden states of a#0"):
         trace.hidden("a#0")
+
+
+def test_a_file_url_is_the_folder_that_it_names(tmp_path: Path) -> None:
+    from tracekit.trace.local_folder import LocalFolder
+    from tracekit.trace.open_folder import open_folder
+
+    folder = open_folder(f"file://{tmp_path}/t")
+    assert isinstance(folder, LocalFolder)
+    assert folder.path == tmp_path / "t"

@@ -77,7 +77,7 @@ def record(
         bool | None,
         typer.Option(
             "--chat/--raw",
-            help="All through the chat template, or nothing; else messages are, text is not.",
+            help="All through the chat template, or nothing; else all but JSONL's text field.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -197,6 +197,7 @@ def record(
     """
     from tracekit.cli.progress import shown
     from tracekit.cli.sources import parse_maps, source_of
+    from tracekit.errors import UsageError
     from tracekit.record.options import RecordOptions
     from tracekit.record.sampler import Sampler
 
@@ -219,6 +220,16 @@ def record(
         head=head,
         overwrite=overwrite,
     )
+    given = bool(text or conversations)
+    if given and (max_new_tokens is not None or options.sampler != Sampler()):
+        msg = (
+            "--text and --conversations are scored as they are, nothing is drawn: leave out "
+            "--max-new-tokens and the sampler's flags."
+        )
+        raise UsageError(msg)
+    if out.startswith("memory://"):
+        msg = "memory:// ends with this process; give -o a folder, or a store that stays."
+        raise UsageError(msg)
     source = source_of(
         prompts=prompts,
         text=text,
@@ -247,7 +258,7 @@ def record(
         from tracekit.record.recorder import record as run
 
         done = run(loaded, source, out, options, progress=listener)
-    _tell_recorded(done, as_json=as_json)
+    _tell_recorded(done, capture, as_json=as_json)
 
 
 def _tell_estimate(
@@ -267,7 +278,15 @@ def _tell_estimate(
     emit(found.to_json(), text, as_json=as_json)
 
 
-def _tell_recorded(done: Recorded, *, as_json: bool) -> None:
+_NEXT = {
+    "steps": "show {}",
+    "hidden": "simulate {} -o RESULTS --vocab previous",
+    "qkv": "simulate {} -o RESULTS",
+}
+"""What can be done with a trace of a capture level."""
+
+
+def _tell_recorded(done: Recorded, capture: str, *, as_json: bool) -> None:
     from tracekit.cli.output import emit
     from tracekit.errors import CellsFailedError
 
@@ -279,7 +298,7 @@ def _tell_recorded(done: Recorded, *, as_json: bool) -> None:
     }
     text = f"{done.path}: {done.num_sequences} sequences ({done.num_new} new)."
     if done.num_sequences:
-        text += f" Next: tracekit simulate {done.path} -o RESULTS"
+        text += f" Next: tracekit {_NEXT[capture].format(done.path)}"
     emit(data, text, as_json=as_json)
     if done.skipped:
         rest = "the others are recorded" if done.num_sequences else "nothing is recorded"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
     from tracekit.trace.reader import Trace
@@ -78,6 +80,8 @@ def _trace(trace: Trace) -> tuple[dict[str, Any], str]:
             f"{spec.dtype}; {spec.kv_numbers_per_token} KV numbers a token"
         ),
     ]
+    if lost := int(steps["entropy_nats"].isna().sum()):
+        head.append(f"{lost} steps have logits that are not finite: they are in no mean.")
     head += [f"skipped {prompt}: {why}" for prompt, why in manifest.get("skipped", [])]
     cells = [
         [
@@ -111,12 +115,18 @@ def _sequence(trace: Trace, sequence_id: str) -> tuple[dict[str, Any], str]:
             number(float(step["surprisal_nats"])),
             str(step["rank"]),
             str(step["effective_support_95"]),
-            _one_line(" ".join(f"[{texts[one]}]" for one in step["top_ids"][:3]), 34),
+            _one_line(_likely(texts, step["top_ids"]), 34),
         ]
         for _, step in steps.iterrows()
     ]
     data = {"sequence_id": sequence_id, "steps": json.loads(_records(steps))}
     return data, table(f"{sequence_id}, entropy and surprisal in nats", columns, cells)
+
+
+def _likely(texts: pd.Series[Any], ids: Sequence[int]) -> str:
+    """Return the most likely tokens; a row of logits without a distribution has none."""
+    known = [f"[{texts[one]}]" for one in ids[:3] if one >= 0]
+    return " ".join(known) or "(logits are not finite)"
 
 
 def _results(folder: Path) -> tuple[dict[str, Any], str]:

@@ -22,7 +22,8 @@ def validate(
     lines = [f"{problem.where}: {problem.what}" for problem in done.problems]
     lines.append(
         f"{trace}: {done.num_shards} shards, {done.num_sequences} sequences, "
-        f"{done.num_steps} steps; {len(done.problems) or 'no'} problems"
+        f"{done.num_steps} steps, {done.num_nonfinite or 'none'} of them not finite; "
+        f"{len(done.problems) or 'no'} problems"
     )
     emit(
         {
@@ -30,6 +31,7 @@ def validate(
             "num_shards": done.num_shards,
             "num_sequences": done.num_sequences,
             "num_steps": done.num_steps,
+            "num_nonfinite": done.num_nonfinite,
             "problems": [{"where": one.where, "what": one.what} for one in done.problems],
         },
         "\n".join(lines),

@@ -6,7 +6,7 @@ All sums are in float64 over shifted logits z / T - max; nothing is formed as 0 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -130,23 +130,15 @@ def _block_statistics(
     temperature: float,
     top_k: int,
 ) -> dict[str, torch.Tensor]:
-    logits_TV = logits_TV.float()
-    nonfinite_T = (~logits_TV.isfinite()).sum(1)
     is_bad_T = ~has_distribution(logits_TV)
-    # Rows without a distribution are computed as zeros and blanked at the end.
-    logits_TV = logits_TV.masked_fill(is_bad_T[:, None], 0)
-    masked_TV = logits_TV == -math.inf
-
-    scaled_TV = logits_TV.double() / temperature
-    peak_T = scaled_TV.amax(1)
-    shifted_TV = scaled_TV.sub_(peak_T[:, None]).masked_fill_(masked_TV, 0)
-    prob_TV = shifted_TV.exp().masked_fill_(masked_TV, 0)
+    found = _exponentials(logits_TV.float(), is_bad_T, temperature)
+    logits_TV, masked_TV, nonfinite_T, peak_T, shifted_TV, prob_TV = found
     total_T = prob_TV.sum(1)
     prob_TV /= total_T[:, None]
     log_total_T = total_T.log()
     expected_T = torch.linalg.vecdot(prob_TV, shifted_TV)
     spread_TV = (shifted_TV - expected_T[:, None]).square_()
-    average_T = shifted_TV.sum(1) / (~masked_TV).sum(1)
+    average_T = shifted_TV.sum(1) / (masked_TV.shape[1] - masked_TV.sum(1))
 
     best_TK = best_ids(logits_TV, max(top_k, 2))
     target_T1, top_TK = target_T[:, None], best_TK[:, :top_k]
@@ -173,6 +165,40 @@ def _block_statistics(
     columns["nonfinite"] = nonfinite_T.int()
     columns["top_ids"] = top_TK.int().masked_fill_(is_bad_T[:, None], -1)
     return columns
+
+
+class _Exponentials(NamedTuple):
+    """Logits, which are masked, how many a row are not finite, and exp(z / T - max), not yet 1 in sum."""
+
+    logits_TV: torch.Tensor
+    masked_TV: torch.Tensor
+    nonfinite_T: torch.Tensor
+    peak_T: torch.Tensor
+    shifted_TV: torch.Tensor
+    prob_TV: torch.Tensor
+
+
+def _exponentials(
+    logits_TV: torch.Tensor, is_bad_T: torch.Tensor, temperature: float
+) -> _Exponentials:
+    scaled_TV = logits_TV.double()
+    nonfinite_T = torch.zeros_like(is_bad_T, dtype=torch.int64)
+    masked_TV = torch.zeros_like(is_bad_T)[:, None].expand_as(logits_TV)
+    # What is not finite leaves no sum finite: most blocks need no look at each of their logits.
+    if not bool(scaled_TV.sum().isfinite()):
+        nonfinite_T = (~logits_TV.isfinite()).sum(1)
+        # Rows without a distribution are computed as zeros and blanked at the end.
+        logits_TV = logits_TV.masked_fill(is_bad_T[:, None], 0)
+        masked_TV = logits_TV == -math.inf
+        scaled_TV = logits_TV.masked_fill(masked_TV, -torch.finfo(torch.float32).max).double()
+    scaled_TV /= temperature
+    peak_T = scaled_TV.amax(1)
+    shifted_TV = scaled_TV.sub_(peak_T[:, None])
+    prob_TV = shifted_TV.exp()
+    if bool(masked_TV.any()):
+        shifted_TV.masked_fill_(masked_TV, 0)
+        prob_TV.masked_fill_(masked_TV, 0)
+    return _Exponentials(logits_TV, masked_TV, nonfinite_T, peak_T, shifted_TV, prob_TV)
 
 
 def has_distribution(logits_TV: torch.Tensor) -> torch.Tensor:

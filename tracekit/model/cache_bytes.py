@@ -15,6 +15,9 @@ _BOOKKEEPING = frozenset(
 )
 """Tensors in which a cache layer keeps counts, not contents."""
 
+_HOLDERS = (torch.Tensor, dict, list, tuple)
+"""Types of attributes in which tensors may be found."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerBytes:
@@ -58,12 +61,13 @@ def cache_layers(cache: Any) -> list[LayerBytes]:
 
 
 def _layer(index: int, layer: Any, counted: set[tuple[torch.device, int]]) -> LayerBytes:
-    tensors = [
-        tensor
-        for name, value in vars(layer).items()
-        if name not in _BOOKKEEPING
-        for tensor in _tensors(value)
-    ]
+    tensors: list[torch.Tensor] = []
+    for name, value in vars(layer).items():
+        # This runs at every step for every layer: plain tensors and numbers take the short way.
+        if type(value) is torch.Tensor:
+            tensors += [] if name in _BOOKKEEPING else [value]
+        elif isinstance(value, _HOLDERS) and name not in _BOOKKEEPING:
+            tensors += _tensors(value)
     resident = 0
     for tensor in tensors:
         storage = tensor.untyped_storage()

@@ -38,6 +38,9 @@ HIDDEN = (-1, "hidden")
 PENDING_PASSES = 1024
 """And after so many forward passes."""
 
+CHECKED_PASSES = 8
+"""Every so many steps it is looked how much waits."""
+
 CHECKED_ROWS = 32
 """First rows of a batch on which each layer's attention is checked against the kernel's."""
 
@@ -125,6 +128,11 @@ class Capture:
             )
         )
         self._clock = now
+        if num_columns > 1 or len(self._passes.waiting) % CHECKED_PASSES == 0:
+            self._write_if_many()
+
+    def _write_if_many(self) -> None:
+        """Write what waits if it is much."""
         pending = self._strips.num_bytes + sum(piece.nbytes for piece in self._hidden)
         pending += sum(rows.num_bytes for rows in self._layers.values())
         if pending >= self._limit or len(self._passes.waiting) >= PENDING_PASSES:

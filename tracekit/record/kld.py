@@ -128,7 +128,7 @@ def _import(
         if _sequence_id(chunk) in writer.finished:
             num_clamped += file.num_clamped(chunk)
         else:
-            num_clamped += _write_chunk(writer, file, chunk, loaded)
+            num_clamped += _write_chunk(writer, file, chunk, loaded, progress)
         progress.advance()
     total = len(writer.finished)
     counts = {
@@ -156,7 +156,9 @@ def _check_vocabulary(file: KldFile, loaded: LoadedModel) -> None:
         raise InputError(msg)
 
 
-def _write_chunk(writer: TraceWriter, file: KldFile, chunk: int, loaded: LoadedModel) -> int:
+def _write_chunk(
+    writer: TraceWriter, file: KldFile, chunk: int, loaded: LoadedModel, progress: Progress
+) -> int:
     """Write one chunk as a sequence; return its log-probabilities at the clamp."""
     sequence_id = _sequence_id(chunk)
     ids = file.tokens(chunk, loaded.tokenizer.bos_token_id)
@@ -168,6 +170,10 @@ def _write_chunk(writer: TraceWriter, file: KldFile, chunk: int, loaded: LoadedM
         num_clamped += int(rows.num_clamped_T.sum())
         start = stop
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    if lost := int(np.isnan(columns["entropy_nats"]).sum()):
+        progress.say(
+            f"{sequence_id}: {lost} of {start} rows are not finite and have no statistics."
+        )
     columns["entropy_change"] = np.diff(columns["entropy_nats"], prepend=np.float32("nan"))
     columns["position"] = np.arange(file.first + 1, len(ids))
     whole = {"sequence_id": sequence_id, "is_scored": True, "path": "prefill", "temperature": 1.0}

@@ -102,14 +102,14 @@ class RecordOptions:
         if self.maps == "all":
             return Wanted(self.attention_topk, frozenset(seen))
         count = len(spec.layers)
-        maps = [layer + count if layer < 0 else layer for layer in self.maps]
-        if missing := [layer for layer in maps if layer not in seen]:
+        places = {layer: layer + count if layer < 0 else layer for layer in self.maps}
+        if missing := [layer for layer, place in places.items() if place not in seen]:
             msg = (
                 f"maps: {spec.name} has no attention that can be seen in layer {missing[0]}; "
                 f"it has in {_listed(seen)}."
             )
             raise UsageError(msg)
-        return Wanted(self.attention_topk, frozenset(maps))
+        return Wanted(self.attention_topk, frozenset(places.values()))
 
 
 def new_tokens(job: Job, options: RecordOptions) -> int:

@@ -36,18 +36,17 @@ class Sampler:
 
     def __post_init__(self) -> None:
         """Refuse what no sampler does."""
-        if not (
-            0 <= self.temperature < math.inf
-            and self.top_k >= 0
-            and 0 < self.top_p <= 1
-            and 0 <= self.min_p <= 1
-            and 0 < self.repetition_penalty < math.inf
-        ):
-            msg = (
-                "a sampler needs temperature >= 0, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1 and "
-                f"repetition_penalty > 0, not {self}."
-            )
-            raise UsageError(msg)
+        rules = {
+            "temperature": (0 <= self.temperature < math.inf, "at least 0"),
+            "top_k": (self.top_k >= 0, "at least 0"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
+            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "above 0"),
+        }
+        for name, (holds, wanted) in rules.items():
+            if not holds:
+                msg = f"{name} must be {wanted}, not {getattr(self, name)}."
+                raise UsageError(msg)
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings for the trace."""

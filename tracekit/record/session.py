@@ -196,7 +196,7 @@ class Session:
             "beyond_trained": self._is_beyond(len(ids)),
             "rerender_agrees": self._agrees(job, ids, answers),
             "prompt_text": job.parts[0].text,
-            "text": self._decode([token for answer in answers for token in answer]),
+            "text": "\n\n".join(self._decode(answer) for answer in answers),
             "check": None if job.check is None else json.dumps(dict(job.check)),
             "sampler": json.dumps(self._options.sampler.to_json()),
         }

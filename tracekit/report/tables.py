@@ -87,11 +87,10 @@ def of_frame(caption: str, frame: pd.DataFrame) -> HtmlTable:
 def recorded(results: Results) -> HtmlTable:
     """Return what was recorded, by domain."""
     frame = pd.DataFrame(results.run["sequences"])
-    frame["generated"] = frame["num_tokens"] - frame["prompt_end"].fillna(1)
     rows = frame.groupby("domain", as_index=False).agg(
         n=("sequence_id", "size"),
         tokens=("num_tokens", "sum"),
-        generated=("generated", "sum"),
+        scored=("num_scored", "sum"),
         entropy=("mean_entropy_nats", "mean"),
         sources=("text_source", lambda values: ", ".join(sorted(set(values)))),
     )
@@ -99,7 +98,7 @@ def recorded(results: Results) -> HtmlTable:
         _text("domain"),
         Column("sequences", count),
         Column("tokens", count),
-        Column("after the prompt", count),
+        Column("scored", count),
         Column("mean entropy (nats)", number),
         _text("text"),
     )

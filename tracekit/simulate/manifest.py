@@ -12,18 +12,22 @@ import numpy as np
 from tracekit import schema
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from tracekit.simulate.plan import Plan
     from tracekit.trace.reader import Trace
 
 
 def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
     """Return the content of ``run.json``, before anything is computed."""
-    means = _mean_entropy(trace)
+    starts = _starts(trace)
+    means = _mean_entropy(trace, starts)
     columns = (
         "sequence_id prompt_id domain num_tokens context_end prompt_end finish_reason text_source"
     )
     sequences = [
         {name: _json(row[name]) for name in columns.split()}
+        | {"num_scored": int(row["num_tokens"] - starts[row["sequence_id"]])}
         | {"mean_entropy_nats": _json(means.get(row["sequence_id"], np.nan))}
         for _, row in trace.sequences.iterrows()
     ]
@@ -49,13 +53,18 @@ def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _mean_entropy(trace: Trace) -> dict[str, float]:
-    """Return the mean entropy of the steps after the prompt, or of all of a text, by sequence."""
-    steps = trace.table("steps", columns=["sequence_id", "position", "entropy_nats"])
+def _starts(trace: Trace) -> pd.Series[float]:
+    """Return the first position that counts, by sequence: after the prompt, or in its window."""
     frame = trace.sequences.set_index("sequence_id")
-    ends = frame["prompt_end"].fillna(frame["scored_from"])
+    starts: pd.Series[float] = frame["prompt_end"].fillna(frame["scored_from"])
+    return starts
+
+
+def _mean_entropy(trace: Trace, starts: pd.Series[float]) -> dict[str, float]:
+    """Return the mean entropy of the steps that count, by sequence."""
+    steps = trace.table("steps", columns=["sequence_id", "position", "entropy_nats"])
     ids = steps["sequence_id"].astype(str)
-    made = steps["position"].to_numpy() >= ids.map(ends).to_numpy()
+    made = steps["position"].to_numpy() >= ids.map(starts).to_numpy()
     means = steps[made].groupby(ids[made])["entropy_nats"].mean()
     return {str(name): float(mean) for name, mean in means.items()}
 

@@ -179,9 +179,8 @@ class _Run:
             self._time(question, sequence_id, len(made), start)
         for name in missing:
             if name not in made:
-                why = "the sequence has no such eviction point, or nothing to score after it"
                 self.skipped.append(
-                    {"what": name.split(": ")[0], "sequence_id": sequence_id, "why": why}
+                    {"what": name.split(": ")[0], "sequence_id": sequence_id, "why": _WHY[question]}
                 )
         self._keys[question] += [keys[name] for name in names if self._results.has(keys[name])]
 
@@ -224,6 +223,13 @@ class _Run:
                 "wall_s": time.perf_counter() - start,
             }
         )
+
+
+_WHY = {
+    "kv": "the sequence has no such eviction point, or nothing to score after it",
+    "vocab": "no step was decoded there, or the trace has no other prompt to fit it on",
+}
+"""Why a question has no answer on a sequence."""
 
 
 def spans_of(sequence: pd.Series[Any]) -> Spans:

@@ -80,7 +80,8 @@ class VocabReplay:
 
         Scored are the generated tokens that a decoding step predicted: the first one comes out of
         the prompt's own pass, which runs the full head. Of given text all tokens are scored that
-        count in its window. A sequence without such tokens has no rows.
+        count in its window. A sequence without such tokens has no rows, nor has an estimator that
+        is fitted on other prompts where there are none.
         """
         sequence_id = str(sequence["sequence_id"])
         steps = self._trace.table(
@@ -92,7 +93,11 @@ class VocabReplay:
         is_given = sequence["text_source"] == "given"
         counts = steps["is_scored"] & (is_given | (steps["path"].astype(str) == "decode"))
         scored = steps["position"].to_numpy()[counts.to_numpy()] - 1
-        if not len(scored):
+        fit = self._fit.without(str(sequence["prompt_id"]))
+        # Without another prompt there is nothing to count: the order would be that of ids.
+        is_alone = not bool(fit.counts_V.any())
+        estimators = [one for one in estimators if not (is_alone and one.needs.counts)]
+        if not len(scored) or not estimators:
             return {}
         hidden = self._trace.hidden(sequence_id)
         cells = evaluate(
@@ -103,7 +108,7 @@ class VocabReplay:
             scored_S=torch.tensor(scored),
             head=self._head,
             pinned_ids=self._pinned,
-            fit=self._fit.without(str(sequence["prompt_id"])),
+            fit=fit,
         )
         rows: dict[str, list[dict[str, Any]]] = {}
         for cell in cells:

@@ -43,6 +43,9 @@ class Folder(ABC):
     advice: ClassVar[str]
     """What to do then."""
 
+    doubt: ClassVar[str] = ""
+    """What else it may mean that a file is not there."""
+
     def __init__(self, path: AnyPath, scratch: Path) -> None:
         self.path = path
         self.scratch = scratch

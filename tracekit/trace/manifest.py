@@ -30,8 +30,8 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
         data = json.loads(text)
     except FileNotFoundError:
         msg = (
-            f"{folder.path} is no trace: it has no {layout.MANIFEST}; record one with tracekit "
-            "record."
+            f"{folder.path} is no trace: it has no {layout.MANIFEST}{folder.doubt}; record one with "
+            "tracekit record."
         )
         raise TraceError(msg) from None
     except (NotADirectoryError, UnicodeDecodeError) as error:

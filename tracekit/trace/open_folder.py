@@ -26,8 +26,9 @@ def open_folder(where: str | AnyPath) -> Folder:
     UsageError
         If no installed package speaks the URL's protocol.
     """
-    if "://" not in str(where):
-        return LocalFolder(Path(str(where)))
+    text = str(where).removeprefix("file://")
+    if "://" not in text:
+        return LocalFolder(Path(text))
     try:
         from upath import UPath
 

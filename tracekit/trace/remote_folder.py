@@ -36,6 +36,7 @@ class RemoteFolder(Folder):
     # The packages behind fsspec raise errors of their own: no credentials, no route, time-outs.
     refusals = (Exception,)
     advice = "check the address, the network and the credentials"
+    doubt = ", or its store does not answer"
 
     path: UPath
 

@@ -39,6 +39,7 @@ class Validation:
     num_shards: int
     num_sequences: int
     num_steps: int
+    num_nonfinite: int
     problems: tuple[Problem, ...]
 
 
@@ -57,15 +58,16 @@ def validate(path: str | AnyPath) -> Validation:
     """
     trace = Trace(path)
     problems = list(damaged_files(trace))
-    num_sequences = num_steps = 0
+    num_sequences = num_steps = num_nonfinite = 0
     # A recording killed before its first sequence may lack the vocabulary; going on writes it.
     if not problems and len(trace.sequences):
         texts = trace.vocabulary()
         for _, sequence in trace.sequences.iterrows():
             num_sequences += 1
-            num_steps += int(sequence["num_tokens"]) - 1
             problems += _sequence(trace, sequence, texts)
-    return Validation(len(trace.shards), num_sequences, num_steps, tuple(problems))
+        entropy = trace.table("steps", columns=["sequence_id", "entropy_nats"])["entropy_nats"]
+        num_steps, num_nonfinite = len(entropy), int(entropy.isna().sum())
+    return Validation(len(trace.shards), num_sequences, num_steps, num_nonfinite, tuple(problems))
 
 
 def damaged_files(trace: Trace) -> Iterator[Problem]:
@@ -146,12 +148,19 @@ def _tokens(trace: Trace, sequence: pd.Series[Any], vocabulary: pd.DataFrame) ->
     if outside := int(((ids < 0) | (ids >= len(vocabulary))).sum()):
         yield f"tokens: {outside} ids are outside the vocabulary"
         return
-    made = vocabulary.loc[ids[tokens["is_generated"].to_numpy()]]
-    pieces = made.loc[made["class"] != "special", "piece"].dropna()
-    text = b"".join(pieces).decode("utf-8", errors="replace")
+    made = tokens[tokens["is_generated"]]
+    answers = [_spelt(own["token_id"], vocabulary) for _, own in made.groupby("turn")]
     # Tokenizers of the sentencepiece family write a word's space before it, also before the first.
-    if text.lstrip(" ") != str(sequence["text"]).lstrip(" "):
+    wanted = str(sequence["text"]).replace("\n\n ", "\n\n").lstrip(" ")
+    if "\n\n".join(answers).replace("\n\n ", "\n\n").lstrip(" ") != wanted:
         yield "tokens: the generated ids do not spell the recorded text"
+
+
+def _spelt(ids: pd.Series[int], vocabulary: pd.DataFrame) -> str:
+    """Return the text that token ids stand for, special ones left out."""
+    rows = vocabulary.loc[ids]
+    pieces = rows.loc[rows["class"] != "special", "piece"].dropna()
+    return b"".join(pieces).decode("utf-8", errors="replace")
 
 
 def _steps(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:

@@ -98,6 +98,9 @@ class TextSource(Source):
         accept_count("window", window, 2)
         accept_count("stride", stride)
         accept_count("limit", limit)
+        if stride is not None and window is None:
+            msg = f"stride {stride} is the way from one window to the next: give a window as well."
+            raise UsageError(msg)
         if stride is not None and stride > (window or 0):
             msg = f"stride {stride} needs a window of as many tokens, or some would be left out."
             raise UsageError(msg)
