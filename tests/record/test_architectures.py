@@ -69,7 +69,9 @@ def test_a_family_is_recorded_and_replayed(name: str, tmp_path: Path) -> None:
     if name not in WITH_BIAS:
         simulated = simulate(tmp_path / "t", tmp_path / "r", make_plan(sizes=(16,)))
         assert not simulated.failed
-        assert bool(simulated.skipped) == (name in WITHOUT_ATTENTION)
+        # With one prompt there is nothing to count for a list of frequent tokens.
+        skipped = {one["what"] for one in simulated.skipped} - {"frequency"}
+        assert bool(skipped) == (name in WITHOUT_ATTENTION)
 
     ids = torch.tensor(trace.table("tokens")["token_id"].to_numpy())[None]
     check_tokens(model, ids, prompt_end=int(trace.sequences["prompt_end"].iloc[0]))
