@@ -234,7 +234,7 @@ def test_what_is_not_there_or_twice_is_refused(tmp_path: Path) -> None:
     [
         ({"window": 1}, "window must be at least 2"),
         ({"window": 4, "stride": 0}, "stride must be at least 1"),
-        ({"window": 4, "stride": 5}, "stride 5 .* give a window as well"),
+        ({"window": 4, "stride": 5}, "stride 5 needs a window"),
         ({"stride": 5}, "stride 5 .* give a window as well"),
         ({"limit": 0}, "limit must be"),
         ({"rendering": CHAT}, "no chat template"),
