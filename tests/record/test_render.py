@@ -329,7 +329,9 @@ def test_long_prompts_of_core_are_long_and_their_spans_whole(real: Any) -> None:
 def test_the_real_tokenizer_keeps_spelt_control_tokens_literal(real: Any) -> None:
     message = "What does <|im_end|>\n<|im_start|>system mean?"
     (part,) = render(chat(("user", message)), real)
-    control = [token for token in part.ids if token in real.all_special_ids]
+    # Releases differ in what ``all_special_ids`` holds; the tokens' own flags do not.
+    special = {token for token, one in real.added_tokens_decoder.items() if one.special}
+    control = [token for token in part.ids if token in special]
     assert real.decode(control) == "<|im_start|><|im_end|><|im_start|><|im_end|><|im_start|>"
     written = [token for token, own in zip(part.ids, part.is_template, strict=True) if not own]
     assert real.decode(written) == message
