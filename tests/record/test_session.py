@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from tests import architectures, tiny
 from tests.record.test_recorder import assert_same_traces
-from tracekit.errors import UsageError
+from tracekit.errors import ModelError, UsageError
 from tracekit.model.load import LoadedModel
 from tracekit.model.read_spec import read_spec
 from tracekit.record import capture as capture_module
@@ -331,3 +332,25 @@ def test_a_model_without_a_padding_token_runs_in_batches(tmp_path: Path) -> None
     frames = [sorted_frame(Trace(tmp_path / name), "steps") for name in ("single", "batch")]
     pd.testing.assert_frame_equal(*frames, rtol=1e-4, atol=1e-4)
     assert len(frames[0])
+
+
+def test_a_larger_limit_goes_on_with_a_recording(tmp_path: Path) -> None:
+    loaded = loaded_of(tiny.model())
+    file = read_prompts(written(tmp_path / "p.jsonl", *PROMPTS))
+    for limit in (1, 3):
+        source = PromptSource(file, limit=limit)
+        done = record(loaded, source, tmp_path / "t", RecordOptions(max_new_tokens=2))
+        assert done.num_sequences == limit
+    assert done.num_new == 2
+
+
+def test_a_layer_that_attends_otherwise_than_its_spec_says_stops_the_recording(
+    tmp_path: Path,
+) -> None:
+    loaded = loaded_of(tiny.model())
+    first, *others = loaded.spec.layers
+    layers = (replace(first, scale=2 * first.scale), *others)
+    wrong = replace(loaded, spec=replace(loaded.spec, layers=layers))
+    prompts = written(tmp_path / "p.jsonl", PROMPTS[0])
+    with pytest.raises(ModelError, match="layer 0 of tiny does not attend as its spec says"):
+        record(wrong, prompts, tmp_path / "t", RecordOptions(max_new_tokens=2))

@@ -88,6 +88,10 @@ def test_a_sequence_that_never_ended_is_seen_by_no_reader(tmp_path: Path) -> Non
     trace = Trace(tmp_path)
     assert trace.sequence_ids == ["a#0"]
     assert set(trace.table("keys")["sequence_id"]) == {"a#0"}
+    # Also where the ids are not asked for.
+    bare = trace.table("keys", columns=["key"])
+    assert list(bare.columns) == ["key"]
+    assert len(bare) == len(trace.table("keys"))
 
 
 def test_a_sequence_that_was_interrupted_and_recorded_again_is_read_once(tmp_path: Path) -> None:
@@ -248,14 +252,6 @@ def test_a_folder_without_a_sequence_ties_nobody_to_its_settings(tmp_path: Path)
     with TraceWriter(tmp_path, manifest(seed=1)) as writer:
         write_sequence(writer, "a#0")
     assert Trace(tmp_path).manifest["settings"]["seed"] == 1
-
-
-def test_a_larger_limit_goes_on(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path, manifest(limit=1)) as writer:
-        write_sequence(writer, "a#0")
-    with TraceWriter(tmp_path, manifest(limit=2)) as writer:
-        write_sequence(writer, "b#0")
-    assert Trace(tmp_path).sequence_ids == ["a#0", "b#0"]
 
 
 def test_a_shard_closes_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

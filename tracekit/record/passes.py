@@ -72,7 +72,7 @@ class Passes:
         first, stop
             Last columns of the passes, half open.
         """
-        passes = self._ended(first, stop)
+        passes = [one for one in self.waiting if first < one.stop <= stop and one.layers]
         shape = (len(passes), len(passes[0].layers) if passes else 0, 4)
         facts = np.array(
             [
@@ -87,11 +87,13 @@ class Passes:
         # A sliding layer has dropped its oldest columns, padding first.
         padding = np.where(entries > 0, np.clip(pad - (columns - entries), 0, None), 0)
         own = entries - padding
+        # A state without entries is shared evenly.
+        counted, whole = np.where(entries > 0, own, 1), np.maximum(entries, 1)
         return {
             "position": np.broadcast_to(columns - pad, own.shape).ravel(),
             "layer": layer.ravel(),
             "entries": own.ravel(),
-            "logical_bytes": _share(logical, own, entries, self.batch_size).ravel(),
+            "logical_bytes": (logical * counted // (self.batch_size * whole)).ravel(),
             "resident_bytes": (resident // self.batch_size).ravel(),
         }
 
@@ -100,6 +102,8 @@ class Passes:
 
         Time and memory stand in the last row of a pass; inside a prefill they are null.
         """
+        kv = self.kv_rows(pad, first, stop)
+        totals = np.bincount(kv["position"], kv["logical_bytes"], minlength=stop - pad + 1)
         names = ("path", "wall_s", "kv_bytes", "device_bytes")
         rows: dict[str, list[Any]] = {name: [] for name in names}
         for one in self.waiting:
@@ -107,33 +111,8 @@ class Passes:
             if low >= high:
                 continue
             ends = high == one.stop
-            kv_bytes = self._bytes_of(one, pad) if ends else None
-            for name, value in zip(
-                names[1:], (one.wall_s, kv_bytes, one.device_bytes), strict=True
-            ):
+            last = (one.wall_s, int(totals[high - pad]), one.device_bytes)
+            for name, value in zip(names[1:], last, strict=True):
                 rows[name] += [None] * (high - low - 1) + [value if ends else None]
             rows["path"] += [one.path] * (high - low)
         return rows
-
-    def _ended(self, first: int, stop: int) -> list[Pass]:
-        return [one for one in self.waiting if first < one.stop <= stop and one.layers]
-
-    def _bytes_of(self, one: Pass, pad: int) -> int:
-        total = 0
-        for layer in one.layers:
-            padding = max(0, pad - (one.stop - layer.entries)) if layer.entries else 0
-            own = layer.entries - padding if layer.entries else 1
-            total += layer.logical_bytes * own // (self.batch_size * max(1, layer.entries))
-        return total
-
-
-def _share(
-    num_bytes: NDArray[np.int64],
-    own: NDArray[np.int64],
-    entries: NDArray[np.int64],
-    batch_size: int,
-) -> NDArray[np.int64]:
-    """Return a sequence's bytes: those of its own entries; of a state without entries, its part."""
-    counted = np.where(entries > 0, own, 1)
-    share: NDArray[np.int64] = num_bytes * counted // (batch_size * np.maximum(entries, 1))
-    return share

@@ -47,10 +47,6 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
     return data
 
 
-FREE = ("limit",)
-"""Settings that may change when a recording goes on."""
-
-
 def differences(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Return what keeps a run from going on with a trace: ``seed is 1, was 0``."""
     found = []
@@ -59,7 +55,7 @@ def differences(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
         found += [
             f"{name} is {_short(ours.get(name))}, was {_short(theirs.get(name))}"
             for name in sorted(ours.keys() | theirs.keys())
-            if name not in FREE and ours.get(name) != theirs.get(name)
+            if ours.get(name) != theirs.get(name)
         ]
     return found
 

@@ -145,11 +145,14 @@ class Trace:
             nothing: pd.DataFrame = _TABLES[name].schema.empty_table().to_pandas()
             return nothing
         only = None if sequence_id is None else [("sequence_id", "=", sequence_id)]
+        # The ids are read in any case: they tell which rows belong to a sequence that ended.
+        names = None if columns is None else list(dict.fromkeys([*columns, "sequence_id"]))
         parts = [
-            self._ended(shard, self.folder.read_table(path, columns=columns, filters=only))
+            self._ended(shard, self.folder.read_table(path, columns=names, filters=only))
             for shard, path in zip(shards, paths, strict=True)
         ]
-        frame: pd.DataFrame = pa.concat_tables(parts, promote_options="permissive").to_pandas()
+        rows = pa.concat_tables(parts, promote_options="permissive")
+        frame: pd.DataFrame = (rows if columns is None else rows.select(columns)).to_pandas()
         return frame
 
     def vocabulary(self) -> pd.DataFrame:
@@ -248,8 +251,6 @@ class Trace:
 
     def _ended(self, shard: AnyPath, rows: pa.Table) -> pa.Table:
         """Return the rows of a shard's own sequences: others never ended, or ended elsewhere."""
-        if "sequence_id" not in rows.column_names:
-            return rows
         ids = self._listings[shard]["sequence_id"].combine_chunks()
         return rows.filter(pc.is_in(rows["sequence_id"].cast(pa.string()), ids))
 

@@ -208,8 +208,7 @@ class TraceWriter:
                 "repeat them, choose another -o, or pass --overwrite."
             )
             raise InputError(msg)
-        # A larger limit goes on: the sequences that are there do not depend on it.
-        self.manifest = there | {"settings": dict(self.manifest["settings"])}
+        self.manifest = there
         for shard in shards:
             try:
                 ids = self._folder.read_table(shard / layout.LISTING, columns=["sequence_id"])
