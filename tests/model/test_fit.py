@@ -80,7 +80,7 @@ def test_alibi_is_a_bias_by_distance(first_key: int, num_queries: int, seed: int
     key = torch.randn(2, num_keys, 8, generator=generator, dtype=torch.float64)
     first_query = first_key + num_keys - num_queries
     seen = visible_QK(layer, num_queries, num_keys, first_query=first_query, first_key=first_key)
-    scores = logits_HQK(query, key, layer, first_key=first_key).masked_fill(~seen, -torch.inf)
+    scores = logits_HQK(query, key, layer).masked_fill(~seen, -torch.inf)
     weights = weights_HQK(scores, layer)
     assert layer.alibi is not None
     for head in range(4):

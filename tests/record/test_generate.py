@@ -115,3 +115,14 @@ def test_padding_stands_on_the_left() -> None:
 def test_a_sampler_that_nothing_does_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(wrong))} must be"):
         Sampler(**wrong)
+
+
+def test_padding_that_stands_for_a_token_is_not_penalised_as_repeated() -> None:
+    model = tiny.model()
+    spec = read_spec(model, name="tiny", num_tokens=272)
+    loaded = LoadedModel(model=model, tokenizer=tiny.tokenizer(), spec=spec)
+    sampler, short = Sampler(repetition_penalty=1.5), wish(PROMPTS[1])
+    alone = run(loaded, [short], sampler)[0]
+    # What the short one says first is what it is padded with.
+    model.generation_config.pad_token_id = alone[0]
+    assert run(loaded, [wish(PROMPTS[0]), short], sampler)[1] == alone

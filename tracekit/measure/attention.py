@@ -49,9 +49,7 @@ def visible_QK(
     return seen_QK
 
 
-def logits_HQK(
-    query_HQD: torch.Tensor, key_GKD: torch.Tensor, layer: LayerSpec, *, first_key: int = 0
-) -> torch.Tensor:
+def logits_HQK(query_HQD: torch.Tensor, key_GKD: torch.Tensor, layer: LayerSpec) -> torch.Tensor:
     """Return attention logits before any mask: soft-cap(scale * q k) + ALiBi's slope * position.
 
     Parameters
@@ -61,9 +59,8 @@ def logits_HQK(
     key_GKD
         Post-RoPE keys [..., G, K, D]; query head h reads KV head h // (H / G).
     layer
-        Gives ``scale``, ``softcap`` and ``alibi``.
-    first_key
-        Position of the first key; the others follow it without a gap. Only ALiBi asks for it.
+        Gives ``scale``, ``softcap`` and ``alibi``; with slopes, keys must follow one another without
+        a gap. Their positions count from the first key given: softmax does not see where they start.
 
     Returns
     -------
@@ -78,7 +75,7 @@ def logits_HQK(
     if layer.softcap is not None:
         scores = layer.softcap * torch.tanh(scores / layer.softcap)
     if layer.alibi is not None:
-        position_K = torch.arange(first_key, first_key + num_keys, device=scores.device)
+        position_K = torch.arange(num_keys, device=scores.device)
         scores += scores.new_tensor(layer.alibi)[:, None, None] * position_K
     return scores
 

@@ -115,7 +115,6 @@ def check_attention(call: AttentionCall, layer: LayerSpec) -> float:
     )
     # Heads share the mask in most models; its axes of size 1 stretch over batch and heads.
     seen_BHQK = _masked(causal_QK[None, None], call.mask)
-    # The first key counts as position 0: another first position would move all biases alike.
     scores = logits_HQK(call.query_BHQD, call.key_BGKD, layer).masked_fill(~seen_BHQK, -torch.inf)
     ours_BQHD = outputs_HQD(weights_HQK(scores, layer), call.value_BGKD).transpose(1, 2)
     kernel_BQHD = as_wide(call.output_BQHD)

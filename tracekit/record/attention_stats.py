@@ -182,7 +182,7 @@ class _Block:
         self.layer = layer
         self.first_query = first_query
         self.first_key = first_key
-        self.scores = logits_HQK(query_HQD, key_GKD, layer, first_key=first_key)
+        self.scores = logits_HQK(query_HQD, key_GKD, layer)
         self._seen_QK = visible_QK(
             layer,
             *self.scores.shape[-2:],
