@@ -6,7 +6,7 @@ One layer, one kept amount, one row at a time, float64, plain sets of positions.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection, Sequence
 
     from tracekit.spec import LayerSpec
+
+
+SlowScore = Callable[["SlowLayer", int], dict[int, float]]
+"""From a cache and a KV head to the score of each key that it holds."""
+
+
+Wanted = tuple[int, float, int]
+"""Tier, number in the tier, position of a key."""
 
 
 @dataclass
@@ -27,17 +35,15 @@ class SlowLayer:
     query_HTD: np.ndarray
     key_GTD: np.ndarray
     value_GTD: np.ndarray
-    group_reduce: str = "mean"
     seen: int = 0
     held: list[set[int]] = field(default_factory=list)
-    received: list[dict[int, float]] = field(default_factory=list)
+    log: list[list[dict[int, float]]] = field(default_factory=list)
     evicted_at: list[dict[int, int]] = field(default_factory=list)
     clipped: bool = False
 
     def __post_init__(self) -> None:
         for _ in range(self.layer.num_kv_heads):
             self.held.append(set())
-            self.received.append(defaultdict(float))
             self.evicted_at.append({})
 
     def heads_of(self, group: int) -> range:
@@ -45,15 +51,15 @@ class SlowLayer:
         return range(group * size, (group + 1) * size)
 
     def step(self) -> list[np.ndarray]:
-        """Read one row; return the attention output of each query head."""
+        """Read one row; return the attention output of each query head; ``log`` has its weights."""
         position, outputs = self.seen, []
         self.seen += 1
+        self.log.append([])
         for g in range(self.layer.num_kv_heads):
             self.held[g].add(position)
             self._leave_window(g)
             rows = [self.attention(h, position, self.held[g]) for h in self.heads_of(g)]
-            for j in self.held[g]:
-                self.received[g][j] += reduce([row[j] for row in rows], self.group_reduce)
+            self.log[-1] += rows
             outputs += [self.output(row, g) for row in rows]
         return outputs
 
@@ -73,6 +79,8 @@ class SlowLayer:
                 logit = self.layer.scale * dot
                 if self.layer.softcap is not None:
                     logit = self.layer.softcap * math.tanh(logit / self.layer.softcap)
+                if self.layer.alibi is not None:
+                    logit -= self.layer.alibi[head] * (position - j)
                 logits[j] = logit
         all_logits = list(logits.values())
         if self.layer.sinks is not None:
@@ -83,23 +91,50 @@ class SlowLayer:
 
     def decide(
         self,
-        score: Callable[[SlowLayer, int], dict[int, float]],
-        budget: int,
+        score: SlowScore,
+        budgets: Sequence[int],
+        sinks: int,
+        recent: Sequence[int],
+        share: Callable[[list[list[Wanted]], Sequence[int]], Sequence[int]] | None = None,
+        template: Collection[int] = (),
+    ) -> None:
+        """Evict down to the budgets, one a head; what a head cannot use goes to the next best.
+
+        ``share`` turns what is wanted, head by head, and the budgets into others of the same sum.
+        """
+        wanted = [
+            self._wanted(g, score(self, g), sinks, recent[g], template)
+            for g in range(self.layer.num_kv_heads)
+        ]
+        budgets = list(budgets) if share is None else list(share(wanted, budgets))
+        protected = [sum(one[0] > 0 for one in row) for row in wanted]
+        self.clipped |= any(p > b for p, b in zip(protected, budgets, strict=True))
+        spare = sum(max(0, b - len(row)) for b, row in zip(budgets, wanted, strict=True))
+        rest = [(one, -g) for g, row in enumerate(wanted) for one in row[budgets[g] :]]
+        for one, minus_g in sorted(rest, reverse=True)[spare:]:
+            self.held[-minus_g].remove(one[2])
+            self.evicted_at[-minus_g][one[2]] = self.seen
+
+    def _wanted(
+        self,
+        group: int,
+        scores: dict[int, float],
         sinks: int,
         recent: int,
-    ) -> None:
-        """Evict down to the budget."""
-        for g in range(self.layer.num_kv_heads):
-            scores = score(self, g)
-            first = [j for j in sorted(self.held[g]) if j < sinks]
-            newest = [j for j in sorted(self.held[g], reverse=True) if j >= self.seen - recent]
-            newest = [j for j in newest if j not in first]
-            others = self.held[g] - set(first) - set(newest)
-            by_score = sorted(others, key=lambda j, s=scores: (float(np.float32(s[j])), j))[::-1]
-            self.clipped |= len(first) + len(newest) > budget
-            for j in [*first, *newest, *by_score][budget:]:
-                self.held[g].remove(j)
-                self.evicted_at[g][j] = self.seen
+        template: Collection[int],
+    ) -> list[Wanted]:
+        """Return (tier, number in the tier, position) of each key held, most wanted first."""
+        wanted = []
+        for j in self.held[group]:
+            if j < sinks:
+                wanted.append((3, -float(j), j))
+            elif j >= self.seen - recent:
+                wanted.append((2, 0.0, j))
+            elif j in template:
+                wanted.append((1, 0.0, j))
+            else:
+                wanted.append((0, float(np.float32(scores[j])), j))
+        return sorted(wanted, reverse=True)
 
     def _leave_window(self, group: int) -> None:
         if self.layer.window is not None:
@@ -114,6 +149,13 @@ def entries(amount: float, unit: str, whole: int) -> int:
 def reduce(values: list[float], how: str) -> float:
     """Return mean, max or sum."""
     return {"mean": lambda v: sum(v) / len(v), "max": max, "sum": sum}[how](values)
+
+
+def row_kl(pruned: dict[int, float], full: dict[int, float]) -> float:
+    """Return KL(pruned || full) of a row's attention, what sink logits take included."""
+    total = sum(a * math.log(a / full[j]) for j, a in pruned.items() if a > 0 and full[j] > 0)
+    rest, full_rest = 1 - sum(pruned.values()), 1 - sum(full.values())
+    return total + (rest * math.log(rest / full_rest) if min(rest, full_rest) > 1e-12 else 0.0)
 
 
 def zero_scores(cache: SlowLayer, group: int) -> dict[int, float]:
@@ -131,9 +173,17 @@ def key_norm_scores(cache: SlowLayer, group: int) -> dict[int, float]:
     return {j: -math.sqrt(sum(x * x for x in cache.key_GTD[group, j])) for j in cache.held[group]}
 
 
-def received_scores(cache: SlowLayer, group: int) -> dict[int, float]:
-    """Score of ``h2o``: attention received so far."""
-    return {j: cache.received[group][j] for j in cache.held[group]}
+def received_scores(how: str) -> Callable[[SlowLayer, int], dict[int, float]]:
+    """Score of ``h2o``: attention received so far, each row reduced over the group's heads."""
+
+    def score(cache: SlowLayer, group: int) -> dict[int, float]:
+        heads = cache.heads_of(group)
+        return {
+            j: sum(reduce([row[h].get(j, 0.0) for h in heads], how) for row in cache.log)
+            for j in cache.held[group]
+        }
+
+    return score
 
 
 def random_scores(seed: int) -> Callable[[SlowLayer, int], dict[int, float]]:

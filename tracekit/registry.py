@@ -70,6 +70,21 @@ class Registry(Generic[T]):
             raise UsageError(unknown(self.kind, name, self.names()))
         return self._classes[name]
 
+    def name_of(self, cls: type[T]) -> str:
+        """Return the name under which a class is registered.
+
+        Raises
+        ------
+        ValueError
+            If it is not.
+        """
+        self._load()
+        for name, known in self._classes.items():
+            if known is cls:
+                return name
+        msg = f"{cls} is not registered as a {self.kind}"
+        raise ValueError(msg)
+
     def _load(self) -> None:
         if self._loaded:
             return

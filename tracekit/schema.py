@@ -381,6 +381,114 @@ VOCAB_RESULTS = Table(
     ),
 )
 
+PROTECTED_RECENT = 16
+"""Newest keys at the eviction point that a recommended fraction protects, beside the sinks."""
+
+_NEEDED = "of the keys seen at the point, those that keep"
+_WITH = f"with the first {SINK_KEYS} and the newest {PROTECTED_RECENT} protected"
+
+ATTENTION_RESULTS = Table(
+    "attention",
+    "the attention of a KV head of a layer on one sequence, or of the layer (KV head -1); means over "
+    "scored rows and query heads, rows scaled to 1 over the keys",
+    (
+        _SEQUENCE,
+        _DOMAIN,
+        _BUCKET,
+        _LEVEL,
+        _LAYER,
+        Column("kv_head", _I16, "", "key-value head"),
+        Column("first_row", _I32, "tokens", "position of the first row measured"),
+        Column("num_scored", _I32, "rows", "rows measured, of each query head"),
+        Column("seen_keys", _F32, "keys", "keys that a row sees"),
+        Column("key_mass", _F32, "", "softmax on keys, before scaling; sink logits have the rest"),
+        Column("entropy_nats", _F32, "nats", "entropy of a row over its keys"),
+        Column("entropy_frac", _F32, "", "entropy over ln(keys seen); rows of one key left out"),
+        Column("entropy_variance", _F32, "nats^2", "variance of the entropy over rows"),
+        Column(
+            "row_variance",
+            _F32,
+            "",
+            "variance over later rows of the attention on a key, summed over the point's keys",
+        ),
+        Column("effective_keys", _F32, "keys", "1 / sum a^2, the participation number"),
+        Column("keys_90", _F32, "keys", "fewest keys with 90 % of a row's mass"),
+        Column("keys_95", _F32, "keys", "fewest keys with 95 %"),
+        Column("keys_99", _F32, "keys", "fewest keys with 99 %"),
+        Column("keys_90_frac", _F32, "", "those over the keys seen, 90 %"),
+        Column("keys_95_frac", _F32, "", "95 %"),
+        Column("keys_99_frac", _F32, "", "99 %"),
+        Column("gini", _F32, "", "Gini index over the keys seen: 0 all alike, near 1 one has all"),
+        Column("top_1_mass", _F32, "", "mass on the largest 1 % of the seen keys, rounded up"),
+        Column("top_5_mass", _F32, "", "on the largest 5 %"),
+        Column("top_10_mass", _F32, "", "on the largest 10 %"),
+        Column("first_1_mass", _F32, "", "mass on the sequence's first key"),
+        Column("first_4_mass", _F32, "", "on its first 4"),
+        Column("newest_1_mass", _F32, "", "mass on the row's own key"),
+        Column("newest_32_mass", _F32, "", "on its newest 32"),
+        Column("newest_128_mass", _F32, "", "on its newest 128"),
+        Column("mean_distance", _F32, "tokens", "distance from query to key, weighted by mass"),
+        Column("overlap_lags", pa.list_(_I32), "rows", "lags of the overlap: 1, 2, 4 ..."),
+        Column(
+            "overlap",
+            pa.list_(_F32),
+            "",
+            f"part of a row's {TOP_KEYS} top keys on top so many rows later",
+        ),
+        Column("half_life_rows", _F32, "rows", "lag at which half is left; null if more stays"),
+        Column(
+            "group_jaccard",
+            _F32,
+            "",
+            f"Jaccard overlap of the {TOP_KEYS} top keys, pairs of query heads of a group",
+        ),
+        Column(
+            "kv_head_jaccard", _F32, "", "the same with the layer's other KV heads, group means"
+        ),
+        Column("next_layer_jaccard", _F32, "", "the same with the layer above, layer means"),
+        Column("point", _I32, "tokens", "tokens seen when the oracle's set is chosen, once"),
+        Column("point_keys", _I32, "keys", "keys that the cache of a head holds there"),
+        Column("row_quantile", _F32, "", "share of later rows and heads that must keep the mass"),
+        Column("oracle_frac_90", _F32, "", f"{_NEEDED} 90 % of a later row's mass, oracle's order"),
+        Column("oracle_frac_95", _F32, "", "95 %"),
+        Column("oracle_frac_99", _F32, "", "99 %"),
+        Column("needed_frac_90", _F32, "", f"{_NEEDED} 90 %, {_WITH}"),
+        Column("needed_frac_95", _F32, "", "95 %"),
+        Column("needed_frac_99", _F32, "", "99 %"),
+    ),
+)
+
+RECOMMENDED = Table(
+    "recommended",
+    "a layer: the part of the keys seen at the eviction point that is worth keeping, and why",
+    (
+        _LAYER,
+        _LEVEL,
+        Column("kept_frac", _F32, "", f"quantile over sequences of what is needed, {_WITH}"),
+        Column("low", _F64, "", "lower end of its 95 % bootstrap interval; null below 3 sequences"),
+        Column("high", _F64, "", "upper end"),
+        Column("n", _I32, "sequences", "sequences"),
+        Column("mass_frac", _F32, "", "attention mass of a later row that is to be kept"),
+        Column("quantile", _F32, "", "share of rows and heads, and of sequences, that keep it"),
+        Column("num_scored", _I64, "rows", "rows measured, over sequences"),
+        Column("point_keys", _F32, "keys", "keys seen at the eviction point, mean"),
+        Column("mean_frac", _F32, "", "what is needed, mean over sequences"),
+        Column("oracle_frac", _F32, "", "the same without protection"),
+        Column("head_mean_frac", _F32, "", "each head with a budget of its own, mean over heads"),
+        Column("head_max_frac", _F32, "", "the same of the head that needs most"),
+        Column("entropy_frac", _F32, "", "entropy over ln(keys seen), mean over sequences"),
+        Column("effective_keys", _F32, "keys", "participation number of a row"),
+        Column(
+            "keys_95_frac", _F32, "", "keys with 95 % of a row's mass, chosen anew for each row"
+        ),
+        Column("first_4_mass", _F32, "", "mass on the first 4 keys"),
+        Column("newest_32_mass", _F32, "", "mass on the newest 32 keys"),
+        Column("half_life_rows", _F32, "rows", "half-life of top keys, where they have one"),
+        Column("kv_head_jaccard", _F32, "", "overlap of top keys between KV heads"),
+        Column("next_layer_jaccard", _F32, "", "overlap of top keys with the layer above"),
+    ),
+)
+
 SUMMARY = Table(
     "summary",
     "a measure of a policy or estimator over sequences, with its interval",

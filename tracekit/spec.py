@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 LayerKind = Literal["full", "sliding", "linear", "shared", "untapped"]
 
+RopeLayout = Literal["halves", "neighbours"]
+
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Kinds of rotary embeddings whose frequencies change once a sequence is longer than their own."""
 
@@ -30,12 +32,17 @@ class RopeSpec:
         rotated part of a head.
     attention_scaling
         Factor on cos and sin (1.0 unless YaRN or LongRoPE).
+    layout
+        Which numbers of a head turn together, F being the length of ``inv_freq``: ``halves`` are
+        (f, F + f), ``neighbours`` (2 f, 2 f + 1), one and the same where F is 1. None where it is
+        not known: no layer uses it, its layers do not agree, or an older version recorded it.
     """
 
     kind: str
     theta: float
     inv_freq: tuple[float, ...]
     attention_scaling: float = 1.0
+    layout: RopeLayout | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

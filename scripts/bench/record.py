@@ -12,24 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+from common import MODEL, fresh, peak_bytes, text_of
+
 VARIANTS = ("plain", "hidden", "qkv", "outputs")
 GROWTH = (1024, 2048, 4096, 8192)
-
-
-def text_of(loaded, num_tokens: int) -> str:
-    """Return real text of so many tokens."""
-    from pydoc_data.topics import topics
-
-    text = "\n\n".join(topics[name] for name in sorted(topics))
-    return loaded.tokenizer.decode(loaded.tokenizer(text).input_ids[:num_tokens])
 
 
 def once(variant: str, num_prompt: int, num_new: int) -> dict[str, float]:
@@ -43,7 +34,7 @@ def once(variant: str, num_prompt: int, num_new: int) -> dict[str, float]:
     from tracekit.record.prompts import PromptFile
     from tracekit.record.recorder import record
 
-    loaded = load_model("smollm2-135m")
+    loaded = load_model(MODEL)
     text = text_of(loaded, num_prompt)
     ids = loaded.tokenizer(text).input_ids
     loaded.model.generation_config.eos_token_id = None
@@ -72,25 +63,18 @@ def once(variant: str, num_prompt: int, num_new: int) -> dict[str, float]:
             options = RecordOptions(capture=variant, max_new_tokens=num_new, head="omit")
             record(loaded, file, Path(folder) / "trace", options)
         wall_s = time.perf_counter() - start
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "wall_s": wall_s,
-        "peak_bytes": peak_bytes,
+        "peak_bytes": peak_bytes(),
         "threads": torch.get_num_threads(),
         "prompt": len(ids),
     }
 
 
-def fresh(variant: str, num_prompt: int, num_new: int) -> dict[str, float]:
-    """Measure one variant in a process of its own."""
-    command = [sys.executable, __file__, "--once", variant]
-    command += ["--prompt", str(num_prompt), "--new", str(num_new)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        # Out of memory, mostly; what was measured before must not be lost with it.
-        print(f"{variant} ended with {done.returncode}", file=sys.stderr)
-        return {"wall_s": float("nan"), "peak_bytes": float("nan")}
-    return json.loads(done.stdout.splitlines()[-1])
+def measured(variant: str, num_prompt: int, num_new: int) -> dict[str, float]:
+    """Measure one variant in a process of its own; no numbers if it failed, of memory mostly."""
+    found = fresh(__file__, "--once", variant, "--prompt", str(num_prompt), "--new", str(num_new))
+    return {"wall_s": float("nan"), "peak_bytes": float("nan")} | found
 
 
 def measure(num_prompt: int, num_new: int, repeats: int, variants: list[str]) -> None:
@@ -98,7 +82,7 @@ def measure(num_prompt: int, num_new: int, repeats: int, variants: list[str]) ->
     found: dict[str, list[dict[str, float]]] = {variant: [] for variant in variants}
     for _ in range(repeats):
         for variant in variants:
-            found[variant].append(fresh(variant, num_prompt, num_new))
+            found[variant].append(measured(variant, num_prompt, num_new))
     first = found["plain"][0]
     print(f"\n{first['prompt']:.0f} tokens of prompt, {num_new} new; ", end="")
     print(f"median of {repeats} alternated runs, {first['threads']:.0f} threads")
@@ -122,7 +106,9 @@ def growth(repeats: int) -> None:
     header = ("tokens", "plain", "qkv", "beyond", "a pair of tokens, ns", "memory")
     print(("{:>7} {:>8} {:>8} {:>8} {:>22} {:>8}").format(*header))
     for length in GROWTH:
-        runs = {name: [fresh(name, length, 2) for _ in range(repeats)] for name in ("plain", "qkv")}
+        runs = {
+            name: [measured(name, length, 2) for _ in range(repeats)] for name in ("plain", "qkv")
+        }
         wall = {
             name: statistics.median(one["wall_s"] for one in some) for name, some in runs.items()
         }

@@ -175,6 +175,18 @@ def test_list_and_doctor_answer_in_json(
     assert done["problems"] == []
 
 
+def test_output_projections_are_stored_where_they_are_asked_for(
+    here: Here, model_folder: Path, prompt_file: Path, tmp_path: Path
+) -> None:
+    from tracekit.trace.reader import Trace
+
+    flags = ("record", "--model", model_folder, "--prompts", prompt_file, "--store-oproj")
+    here.run(*flags, "--max-new-tokens", 1, "--limit", 1, "-o", tmp_path / "t")
+    assert Trace(tmp_path / "t").output_projection(3) is not None
+    _, said = here.run(*flags, "--capture", "hidden", "-o", tmp_path / "u", code=2)
+    assert "needs capture qkv" in said
+
+
 def test_every_command_and_flag_is_known() -> None:
     """Flags are a contract: a new one is added here on purpose."""
     import typer
@@ -209,6 +221,7 @@ def test_every_command_and_flag_is_known() -> None:
                 "--attention-topk",
                 "--dtype-store",
                 "--head",
+                "--store-oproj",
                 "--max-new-tokens",
                 "--temperature",
                 "--top-k",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +13,14 @@ from hypothesis import strategies as st
 
 from tests import oracles
 from tracekit.kv.amounts import parse_kept
+from tracekit.kv.budget import Allotment, Cache
 from tracekit.kv.engine import NEVER, Engine
-from tracekit.kv.policy import parse
-from tracekit.kv.replay import Reference
+from tracekit.kv.parse import parse
+from tracekit.kv.plan import make_shares, observe
+from tracekit.kv.reference import Reference
+from tracekit.kv.replay import Family, Setting, replay
 from tracekit.kv.schedule import Spans
-from tracekit.spec import LayerSpec
+from tracekit.spec import LayerSpec, RopeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +29,21 @@ if TYPE_CHECKING:
     from tracekit.kv.replay import Replay
 
 SEED = 7
+
+_MODULES = [
+    importlib.import_module(f"tests.kv.twins.{path.stem}")
+    for path in sorted((Path(__file__).parent / "twins").glob("*.py"))
+]
+TWINS: dict[str, Callable[[Any], oracles.SlowScore]] = {
+    name: twin for module in _MODULES for name, twin in module.TWINS.items()
+}
+"""By preset: from its scorer to the slow version of its score."""
+
+TEXTS: list[str] = [text for module in _MODULES for text in module.TEXTS]
+"""Policies that are run beside their twin."""
+
+
+ROPE = RopeSpec(kind="default", theta=10_000.0, inv_freq=(1.0,), layout="halves")
 
 
 @dataclass(frozen=True)
@@ -34,6 +54,7 @@ class Case:
     query_LHTD: np.ndarray
     key_LGTD: np.ndarray
     value_LGTD: np.ndarray
+    rope: RopeSpec | None = ROPE
 
     @property
     def num_rows(self) -> int:
@@ -54,7 +75,17 @@ class Case:
     def reference_in(self, dtype: torch.dtype) -> Reference:
         names = ("query_LHTD", "key_LGTD", "value_LGTD")
         tensors = dict(zip(names, self.rows(0, self.num_rows, dtype), strict=True))
-        return Reference(**tensors, layer=self.layer)
+        return Reference(**tensors, layer=self.layer, rope=self.rope)
+
+    @property
+    def cache(self) -> Cache:
+        """The layers of the stack as if they were all layers of a model."""
+        return Cache(tuple(replace(self.layer, index=index) for index in self.layers))
+
+    def setting(self, point: int, **ends: Any) -> Setting:
+        """Return the setting in which the prompt ends at ``point``."""
+        spans = self.spans(**{"prompt_end": point, **ends})
+        return Setting(layers=tuple(self.layers), cache=self.cache, spans=spans, seed=SEED)
 
     def rows(
         self, start: int, end: int, dtype: torch.dtype = torch.float64
@@ -64,7 +95,8 @@ class Case:
 
     def rounded(self, dtype: torch.dtype) -> Case:
         """Return the case that a type can hold exactly."""
-        return Case(self.layer, *(a.double().numpy() for a in self.rows(0, self.num_rows, dtype)))
+        arrays = (a.double().numpy() for a in self.rows(0, self.num_rows, dtype))
+        return Case(self.layer, *arrays, rope=self.rope)
 
     def with_noise_from(self, row: int) -> Case:
         """Return the case with queries, keys and values from a row on replaced by noise."""
@@ -72,7 +104,7 @@ class Case:
         arrays = [array.copy() for array in self.arrays]
         for array in arrays:
             array[:, :, row:] = 5 * draw.normal(size=array[:, :, row:].shape)
-        return Case(self.layer, *arrays)
+        return Case(self.layer, *arrays, rope=self.rope)
 
     def spans(self, **ends: Any) -> Spans:
         return Spans(num_tokens=self.num_rows + 1, **ends)
@@ -103,7 +135,8 @@ def make_case(
         scale=size**-0.5,
         **spec,
     )
-    return Case(layer, *((np.round(array) if whole else array) for array in arrays))
+    rows_of = ((np.round(array) if whole else array) for array in arrays)
+    return Case(layer, *rows_of, rope=ROPE if size > 1 else None)
 
 
 @st.composite
@@ -126,24 +159,6 @@ def cases(draw: st.DrawFn, *, min_rows: int = 1) -> Case:
     )
 
 
-TEXTS = [
-    "full",
-    "random",
-    "random:every=3",
-    "streaming",
-    "streaming:at=prompt",
-    "window:recent=0.5,sinks=1",
-    "h2o",
-    "h2o:every=4,reduce=max",
-    "h2o:reduce=sum,sinks=2,recent=3",
-    "h2o:at=prompt",
-    "snapkv:window=3",
-    "snapkv:window=2,kernel=3,pool=max,order=group_pool,reduce=max",
-    "snapkv:window=5,kernel=3,pool=max,recent=2,every=4",
-    "snapkv:window=4,kernel=1,reduce=max,recent=0,sinks=3",
-    "knorm",
-    "knorm:every=2,recent=2",
-]
 POLICIES = st.sampled_from(TEXTS)
 KEPT = st.lists(
     st.sampled_from(["0.05", "0.1", "0.25", "0.3", "0.5", "0.9", "1.0", "1tok", "7tok", "60tok"]),
@@ -160,6 +175,16 @@ def family(text: str, kept: Sequence[str]) -> list[Policy]:
     return [replace(policy, kept=parse_kept(one)) for one in kept]
 
 
+def run_family(
+    case: Case, policies: Sequence[Policy], point: int, reference: Reference | None = None
+) -> Replay | None:
+    """Replay one family with the prompt's end at ``point``, its plan made from this stack alone."""
+    reference, setting = reference or case.reference, case.setting(point)
+    observed = [observe(policies[0], reference, setting)]
+    family = Family(tuple(policies), make_shares(policies, observed, setting))
+    return replay([family], reference, setting)[0]
+
+
 @dataclass(frozen=True)
 class Run:
     """What an engine did, row by row: outputs [N, L, H, R, D] and held keys around decisions."""
@@ -169,12 +194,20 @@ class Run:
     decisions: list[tuple[int, torch.Tensor, torch.Tensor]]
 
 
+def make_engine(case: Case, policies: Sequence[Policy], **more: Any) -> Engine:
+    """Return an engine in which all layers and heads have the same budget."""
+    allotment = Allotment(case.cache, [one.kept for one in policies])
+    future = case.reference.future
+    usual = {"allotment": allotment, "seed": SEED, "rope": case.rope, "future": future}
+    return Engine(case.layer, case.layers, policies, **{**usual, **more})
+
+
 def run_rows(
     case: Case, policies: Sequence[Policy], point: int, dtype: torch.dtype = torch.float64
 ) -> Run:
     """Call the engine one row at a time."""
-    engine = Engine(case.layer, case.layers, policies, SEED)
-    due = policies[0].schedule.decisions(point, case.num_rows)
+    engine = make_engine(case, policies, future=case.reference_in(dtype).future)
+    due = policies[0].schedule.decisions(point, case.spans())
     outputs, decisions = [], []
     for t in range(case.num_rows):
         if t in due:
@@ -185,25 +218,19 @@ def run_rows(
         if t < point:
             engine.absorb(*row)
         else:
-            outputs.append(engine.read(*row))
+            outputs += [output for output, _ in engine.read(*row)]
     return Run(engine, torch.cat(outputs, dim=-2), decisions)
 
 
-def slow_scores(policy: Policy) -> Callable[[oracles.SlowLayer, int], dict[int, float]]:
-    """Return the twin of a policy's scorer."""
-    scorer: Any = policy.scorer
-    makers: dict[str, Callable[[], Any]] = {
-        "full": lambda: oracles.zero_scores,
-        "random": lambda: oracles.random_scores(SEED),
-        "streaming": lambda: oracles.recency_scores,
-        "window": lambda: oracles.recency_scores,
-        "h2o": lambda: oracles.received_scores,
-        "knorm": lambda: oracles.key_norm_scores,
-        "snapkv": lambda: oracles.window_scores(
-            scorer.window, scorer.kernel, scorer.pool, scorer.reduce, scorer.order
-        ),
-    }
-    return makers[policy.name]()
+def assert_holds_the_smaller(
+    budget_N: torch.Tensor, before_NLGK: torch.Tensor, after_NLGK: torch.Tensor
+) -> None:
+    """Each head holds at least the smaller of budget and available, and so does each layer."""
+    num_before, num_after = before_NLGK.sum(-1), after_NLGK.sum(-1)
+    budget_N11 = budget_N[:, None, None]
+    assert (num_after >= budget_N11.minimum(num_before)).all()
+    budget_N1 = budget_N[:, None] * num_after.shape[-1]
+    assert torch.equal(num_after.sum(-1), budget_N1.minimum(num_before.sum(-1)))
 
 
 @dataclass(frozen=True)
@@ -213,6 +240,7 @@ class SlowRun:
     output_HRD: np.ndarray
     full_HRD: np.ndarray
     held_GR: np.ndarray
+    kl_HR: np.ndarray
     mass_HR: np.ndarray
     evicted_at_GT: np.ndarray
     is_clipped: bool
@@ -222,17 +250,18 @@ class SlowRun:
 def run_slow(case: Case, at: int, policy: Policy, point: int) -> SlowRun:
     """Run the twin on layer number ``at`` of the stack."""
     layer = replace(case.layer, index=case.layers[at])
-    how = getattr(policy.scorer, "reduce", "mean")
-    slow = oracles.SlowLayer(layer, *(array[at] for array in case.arrays), group_reduce=how)
-    scores, protection = slow_scores(policy), policy.protection
-    due = policy.schedule.decisions(point, case.num_rows)
-    outputs, fulls, held, masses, clamped = [], [], [], [], False
+    slow = oracles.SlowLayer(layer, *(array[at] for array in case.arrays))
+    scores, protection = TWINS[policy.name](policy.scorer), policy.protection
+    due = policy.schedule.decisions(point, case.spans())
+    outputs, fulls, held, masses, kls, clamped = [], [], [], [], [], False
     for t in range(case.num_rows):
         if t in due:
             budget = max(1, oracles.entries(policy.kept.amount, policy.kept.unit, t))
             recent = oracles.entries(protection.recent.amount, protection.recent.unit, budget)
             clamped |= budget > min(t, layer.window or t)
-            slow.decide(scores, budget, protection.sinks, recent)
+            heads = layer.num_kv_heads
+            newest = [max(recent, protection.grace)] * heads
+            slow.decide(scores, [budget] * heads, protection.sinks, newest)
         output = slow.step()
         if t < point:
             continue
@@ -244,11 +273,13 @@ def run_slow(case: Case, at: int, policy: Policy, point: int) -> SlowRun:
         masses.append(
             [sum(row[j] for j in slow.held[g]) for row, g in zip(weights, groups, strict=True)]
         )
+        kls.append([oracles.row_kl(*rows) for rows in zip(slow.log[t], weights, strict=True)])
     return SlowRun(
         output_HRD=np.array(outputs).swapaxes(0, 1),
         full_HRD=np.array(fulls).swapaxes(0, 1),
         held_GR=np.array(held).T,
         mass_HR=np.array(masses).T,
+        kl_HR=np.array(kls).T,
         evicted_at_GT=np.array(
             [[gone.get(j, NEVER) for j in range(case.num_rows)] for gone in slow.evicted_at]
         ),
@@ -262,26 +293,32 @@ def assert_like_slow(
 ) -> None:
     """Compare policy number ``n`` of a replay with the twin, layer by layer, row by row."""
     slows = [run_slow(case, at, policy, result.first_row) for at in range(len(case.layers))]
-    size = 1 + np.abs(case.value_LGTD).max()
+    found, size = result.measures, 1 + np.abs(case.value_LGTD).max()
 
-    def close(found: np.ndarray, true: list[np.ndarray], scale: float = 1.0) -> None:
-        np.testing.assert_allclose(found / scale, np.array(true) / scale, atol=atol, rtol=0)
+    def close(values: np.ndarray, true: list[np.ndarray], scale: float = 1.0) -> None:
+        np.testing.assert_allclose(values / scale, np.array(true) / scale, atol=atol, rtol=0)
 
     evicted_at = [slow.evicted_at_GT for slow in slows]
     np.testing.assert_array_equal(result.evicted_at_NLGT[n], evicted_at)
     np.testing.assert_array_equal(result.num_evicted_NLG[n], (np.array(evicted_at) < NEVER).sum(-1))
-    np.testing.assert_array_equal(result.held_NLGR[n], [slow.held_GR for slow in slows])
+    for held_NLGR in (found.held_NLGR, found.read_NLGR):
+        np.testing.assert_array_equal(held_NLGR[n], [slow.held_GR for slow in slows])
     positions = range(result.first_row, case.num_rows)
     window = case.layer.window or case.num_rows
     np.testing.assert_array_equal(result.full_R, [min(t + 1, window) for t in positions])
-    close(result.mass_kept_NLHR[n], [slow.mass_HR for slow in slows])
+    close(found.mass_kept_NLHR[n], [slow.mass_HR for slow in slows])
+    # Where nearly nothing was kept, the logarithm of the mass has fewer digits than the mass.
+    mass, kl = found.mass_kept_NLHR[n], np.array([slow.kl_HR for slow in slows])
+    np.testing.assert_allclose(
+        np.where(mass > 1e-3, found.row_kl_NLHR[n], kl), kl, atol=1e3 * atol, rtol=0
+    )
     errors = [((slow.output_HRD - slow.full_HRD) ** 2).sum(-1) for slow in slows]
-    close(result.error_sq_NLHR[n], errors, size**2)
-    close(result.norm_sq_LHR, [(slow.full_HRD**2).sum(-1) for slow in slows], size**2)
+    close(found.error_sq_NLHR[n], errors, size**2)
+    close(found.norm_sq_LHR, [(slow.full_HRD**2).sum(-1) for slow in slows], size**2)
     norms = [np.linalg.norm([slow.output_HRD, slow.full_HRD], axis=-1) for slow in slows]
     dots = [(slow.output_HRD * slow.full_HRD).sum(-1) for slow in slows]
     lengths = np.array([one.prod(0) for one in norms])
     # Cosines of outputs that nearly cancelled have no digits to compare.
-    close(result.cosine_NLHR[n] * lengths, dots, size**2)
+    close(found.cosine_NLHR[n] * lengths, dots, size**2)
     assert result.is_clipped_N[n] == any(slow.is_clipped for slow in slows)
     assert result.is_clamped_N[n] == any(slow.is_clamped for slow in slows)

@@ -10,10 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from tests.kv.cases import KEPT, POLICIES, SEED, cases, family, make_case, run_rows, run_slow
+from tests.kv.cases import (
+    KEPT,
+    POLICIES,
+    assert_holds_the_smaller,
+    cases,
+    family,
+    make_case,
+    make_engine,
+    run_rows,
+    run_slow,
+)
 from tracekit.errors import UsageError
-from tracekit.kv.engine import NEVER, Engine
-from tracekit.kv.policy import Policy, parse
+from tracekit.kv.accumulate import Received
+from tracekit.kv.engine import NEVER
+from tracekit.kv.parse import parse
+from tracekit.kv.policy import Policy
 from tracekit.kv.scorer import Needs, Scorer
 
 
@@ -23,14 +35,14 @@ def test_one_row_at_a_time_equals_blocks(case, text, kept, data):
     point = data.draw(st.integers(1, case.num_rows - 1))
     policies = family(text, kept)
     slow = run_rows(case, policies, point)
-    fast = Engine(case.layer, case.layers, policies, SEED)
+    fast = make_engine(case, policies)
     fast.absorb(*case.rows(0, point))
-    stops = [*policies[0].schedule.decisions(point, case.num_rows), case.num_rows]
+    stops = [*policies[0].schedule.decisions(point, case.spans()), case.num_rows]
     blocks = []
     for start, end in pairwise(stops):
         num_before = fast.held_NLGK.sum(-1)
         assert torch.equal(fast.decide(), num_before - fast.held_NLGK.sum(-1))
-        blocks.append(fast.read(*case.rows(start, end)))
+        blocks += [output for output, _ in fast.read(*case.rows(start, end))]
     assert torch.equal(slow.engine.evicted_at_NLGK, fast.evicted_at_NLGK)
     scale = 1 + np.abs(case.value_LGTD).max()
     torch.testing.assert_close(
@@ -47,7 +59,7 @@ def test_kept_sets_only_shrink_and_hold_the_smaller_of_budget_and_available(case
     for t, before, after in run_rows(case, policies, point).decisions:
         assert not (after & ~before).any()
         budget_N = torch.tensor([max(1, policy.kept.of(t)) for policy in policies])
-        assert torch.equal(after.sum(-1), budget_N[:, None, None].minimum(before.sum(-1)))
+        assert_holds_the_smaller(budget_N, before, after)
         assert (after.sum(-1) >= 1).all()
 
 
@@ -143,12 +155,12 @@ def test_evicting_a_mass_moves_a_row_by_the_formula(case, text, kept):
 
 def test_sums_are_of_rows_renormalised_over_what_was_kept():
     case = make_case(rows=12, spread=0.0)
-    engine = Engine(case.layer, case.layers, [parse("h2o:kept=0.5,recent=1")], SEED)
+    engine = make_engine(case, [parse("h2o:kept=0.5,recent=1")])
     engine.absorb(*case.rows(0, 8))
     engine.decide()
-    before = engine._view(engine.held_NLGK).attention_sum_NLGK.clone()
-    engine.read(*case.rows(8, 9))
-    after = engine._view(engine.held_NLGK).attention_sum_NLGK
+    before = engine.accumulated()[Received()].clone()
+    list(engine.read(*case.rows(8, 9)))
+    after = engine.accumulated()[Received()]
     # All logits are equal: the row spreads evenly over the 4 kept keys and itself.
     gained = after[..., :8] - before
     np.testing.assert_allclose(gained[engine.held_NLGK[..., :8]], 0.2)
@@ -173,7 +185,9 @@ class Curious(Scorer):
     ("attribute", "need"),
     [
         ("key_LGKD", "keys"),
-        ("attention_sum_NLGK", "attention_sum"),
+        ("value_LGKD", "values"),
+        ("query_LHKD", "queries"),
+        ("later", "future"),
         ("last_attention_NLHQK", "last_queries"),
     ],
 )
@@ -186,7 +200,7 @@ def test_a_scorer_cannot_read_what_it_did_not_declare(attribute, need):
         schedule=usual.schedule,
         kept=usual.kept,
     )
-    engine = Engine(case.layer, case.layers, [policy], SEED)
+    engine = make_engine(case, [policy])
     engine.absorb(*case.rows(0, 8))
     with pytest.raises(UsageError, match=f"{need} without declaring it"):
         engine.decide()

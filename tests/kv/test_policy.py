@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import oracles
-from tests.kv.cases import SEED, make_case
+from tests.kv.cases import make_case, run_family
 from tracekit.errors import UsageError
 from tracekit.kv.amounts import parse_kept, parse_part, part_text
 from tracekit.kv.engine import NEVER
-from tracekit.kv.policy import PRESETS, parse
-from tracekit.kv.replay import replay
+from tracekit.kv.parse import parse
+from tracekit.kv.presets import PRESETS
 from tracekit.kv.schedule import Spans
 from tracekit.kv.scorer import SCORERS, Preset, Scorer
 from tracekit.registry import Registry
@@ -47,6 +47,9 @@ def texts(draw, *, kept):
     parts = [f"{one}={draw(options[one])}" for one in chosen]
     parts += [f"kept={draw(KEPT)}"] if kept else []
     return f"{name}:{','.join(draw(st.permutations(parts)))}"
+
+
+CACHE = make_case(rows=4).cache
 
 
 @given(texts(kept=True))
@@ -122,15 +125,15 @@ def test_the_newest_keys_that_stay_follow_the_window():
         ("h2o:kept=1.5", "not in"),
         ("h2o:kept=nan", "not in"),
         ("h2o:kept=0tok", "at least 1tok"),
-        ("h2o:kept=-3tok", "not negative"),
+        ("h2o:kept=-3tok", "is no amount"),
         ("h2o:kept=99999999999999999999tok", "more than"),
         ("h2o:recent=99999999999999999999", "more than"),
         ("h2o:kept=half", "write a fraction"),
         ("h2o:kept=0.5tok", "write a fraction"),
-        ("h2o:kept=0.5+int4", "write a fraction"),
+        ("h2o:kept=0.5+imt4", "unknown transform or selector 'imt4'"),
         ("h2o:kept=0.5,kept=0.6", "each name once"),
         ("h2o:kept", "name=value"),
-        ("h2o:every=1.5", "is no int"),
+        ("h2o:every=1.5", "numbers of tokens"),
         ("h2o:every=0", "every=0"),
         ("h2o:at=prompt,every=4", "name one of the two"),
         ("h2o:at=prompt,from=context", "name one of the two"),
@@ -154,13 +157,13 @@ def test_full_cannot_be_given_an_amount():
 
 def test_the_target_of_tokens_is_their_mean_share_of_the_tokens_seen():
     spans = Spans(num_tokens=40, prompt_end=20)
-    assert parse("knorm:kept=0.3").target_frac(spans) == 0.3
-    assert parse("knorm:kept=10tok").target_frac(spans) == 0.5
-    assert parse("knorm:kept=99tok").target_frac(spans) == 1.0
-    assert parse("knorm:kept=10tok,every=20").target_frac(spans) == 0.5
-    assert parse("knorm:kept=10tok,every=10").target_frac(spans) == pytest.approx(5 / 12)
-    assert parse("knorm").target_frac(spans) is None
-    assert parse("knorm:kept=0.3,at=context").target_frac(spans) is None
+    assert parse("knorm:kept=0.3").target_frac(spans, CACHE) == 0.3
+    assert parse("knorm:kept=10tok").target_frac(spans, CACHE) == 0.5
+    assert parse("knorm:kept=99tok").target_frac(spans, CACHE) == 1.0
+    assert parse("knorm:kept=10tok,every=20").target_frac(spans, CACHE) == 0.5
+    assert parse("knorm:kept=10tok,every=10").target_frac(spans, CACHE) == pytest.approx(5 / 12)
+    assert parse("knorm").target_frac(spans, CACHE) is None
+    assert parse("knorm:kept=0.3,at=context").target_frac(spans, CACHE) is None
 
 
 @pytest.mark.parametrize("text", ["knorm:kept=10tok", "knorm:kept=10tok,every=1"])
@@ -168,12 +171,12 @@ def test_the_target_of_tokens_is_their_mean_share_of_the_tokens_seen():
 def test_the_target_is_the_mean_over_the_decisions_that_a_replay_makes(text, num_rows):
     policy, case = parse(text), make_case(rows=num_rows)
     spans = case.spans(prompt_end=20)
-    result = replay([policy], case.reference, layers=case.layers, spans=spans, seed=SEED)
+    result = run_family(case, [policy], 20)
     if result is None:
-        assert policy.target_frac(spans) is None
+        assert policy.target_frac(spans, case.cache) is None
         return
     decisions = sorted({int(t) for t in np.unique(result.evicted_at_NLGT) if t != NEVER})
-    assert policy.target_frac(spans) == pytest.approx(np.mean([10 / t for t in decisions]))
+    assert policy.target_frac(spans, case.cache) == pytest.approx(np.mean([10 / t for t in decisions]))
 
 
 def test_a_preset_that_two_scorers_serve_is_an_error(monkeypatch):
@@ -188,6 +191,6 @@ def test_a_preset_that_two_scorers_serve_is_an_error(monkeypatch):
     registry = Registry("scorer", package="tracekit.kv.scorers", group="none")
     registry.register("usual")(SCORERS.get("accumulated"))
     registry.register("twice")(Twice)
-    monkeypatch.setattr("tracekit.kv.policy.SCORERS", registry)
-    with pytest.raises(ValueError, match=r"two scorers serve presets of one name: .*'h2o', 'h2o'"):
+    monkeypatch.setattr("tracekit.kv.presets.SCORERS", registry)
+    with pytest.raises(ValueError, match=r"two presets have one name: .*'h2o', 'h2o'"):
         PRESETS.names()

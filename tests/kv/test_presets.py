@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from tests.kv.cases import SEED, family, make_case, run_rows
+from tests.kv.cases import Case, assert_holds_the_smaller, family, make_case, run_family, run_rows
 from tracekit.kv.engine import NEVER
-from tracekit.kv.policy import PRESETS, parse
-from tracekit.kv.replay import replay
+from tracekit.kv.parse import parse
+from tracekit.kv.presets import PRESETS
+from tracekit.kv.replay import Family, replay
 from tracekit.kv.scorer import SCORERS
 
 NAMES = PRESETS.names()
@@ -29,14 +32,8 @@ SPECS = {
 KEPT = ("0.1", "0.4", "13tok", "1.0")
 
 
-def run(case, name, seed=SEED, layers=None):
-    return replay(
-        family(name, KEPT),
-        case.reference,
-        layers=layers or case.layers,
-        spans=case.spans(prompt_end=POINT),
-        seed=seed,
-    )
+def run(case, name):
+    return run_family(case, family(name, KEPT), POINT)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,7 +58,7 @@ def test_kept_sets_shrink_to_the_smaller_of_budget_and_available(name, spec):
     for t, before, after in decisions:
         budget_N = torch.tensor([max(1, policy.kept.of(t)) for policy in policies])
         assert not (after & ~before).any()
-        assert torch.equal(after.sum(-1), budget_N[:, None, None].minimum(before.sum(-1)))
+        assert_holds_the_smaller(budget_N, before, after)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,15 +77,15 @@ def test_later_rows_change_no_decision(name, spec, seen):
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_preset_gives_finite_measures_in_their_range(name, spec):
     result = run(make_case(rows=48, **SPECS[spec]), name)
-    for values in (result.error_sq_NLHR, result.cosine_NLHR, result.mass_kept_NLHR):
+    for values in (result.measures.error_sq_NLHR, result.measures.cosine_NLHR, result.measures.mass_kept_NLHR):
         assert np.isfinite(values).all()
-    assert (result.held_NLGR >= 1).all()
-    assert (result.held_NLGR <= result.full_R).all()
-    assert result.mass_kept_NLHR.min() >= 0
-    assert result.mass_kept_NLHR.max() <= 1 + 1e-9
-    assert np.abs(result.cosine_NLHR).max() <= 1 + 1e-9
-    scale = 1 + result.norm_sq_LHR.max()
-    assert (result.error_sq_NLHR[-1] / scale).max() < 1e-12
+    assert (result.measures.held_NLGR >= 1).all()
+    assert (result.measures.held_NLGR <= result.full_R).all()
+    assert result.measures.mass_kept_NLHR.min() >= 0
+    assert result.measures.mass_kept_NLHR.max() <= 1 + 1e-9
+    assert np.abs(result.measures.cosine_NLHR).max() <= 1 + 1e-9
+    scale = 1 + result.measures.norm_sq_LHR.max()
+    assert (result.measures.error_sq_NLHR[-1] / scale).max() < 1e-12
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,19 +93,20 @@ def test_a_preset_gives_the_same_bits_twice(name):
     case = make_case(rows=40)
     one, two = run(case, name), run(case, name)
     np.testing.assert_array_equal(one.evicted_at_NLGT, two.evicted_at_NLGT)
-    np.testing.assert_array_equal(one.error_sq_NLHR, two.error_sq_NLHR)
+    np.testing.assert_array_equal(one.measures.error_sq_NLHR, two.measures.error_sq_NLHR)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layer_alone_is_treated_as_in_its_stack(name):
     case = make_case(rows=40, layers=3)
+    if not family(name, KEPT)[0].layers.is_uniform:
+        pytest.skip("its budget looks at all layers")
     together = run(case, name)
     for at, number in enumerate(case.layers):
-        part = type(case)(
-            case.layer,
-            *(a[at : at + 1] for a in (case.query_LHTD, case.key_LGTD, case.value_LGTD)),
-        )
-        alone = run(part, name, layers=[number])
+        part = Case(case.layer, *(array[at : at + 1] for array in case.arrays))
+        setting = replace(part.setting(POINT), layers=(number,), cache=case.cache)
+        policies = tuple(family(name, KEPT))
+        alone = replay([Family(policies)], part.reference, setting)[0]
         np.testing.assert_array_equal(together.evicted_at_NLGT[:, [at]], alone.evicted_at_NLGT)
 
 
@@ -124,4 +122,4 @@ def test_a_scorer_serves_a_preset_and_says_in_a_sentence_what_it_does(name):
     scorer = SCORERS.get(name)
     assert scorer.presets
     assert (scorer.__doc__ or "").split("\n\n")[0].endswith(".")
-    assert scorer.state_bytes_per_entry >= 0
+    assert scorer().state_bytes_per_entry >= 0

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tracekit.errors import UsageError
-from tracekit.kv.policy import parse
+from tracekit.kv.parse import parse
 from tracekit.kv.schedule import Every, Once, Spans, parse_anchor
 
 CHAT = Spans(num_tokens=100, context_end=40, prompt_end=60, turn_ends=(60, 100))
@@ -51,13 +51,13 @@ def test_the_text_is_read_back():
 
 
 def test_decisions_start_at_the_point_and_a_row_follows_each():
-    assert once("prompt").decisions(60, 100) == (60,)
-    assert once("prompt").decisions(60, 60) == ()
-    assert Every(parse_anchor("prompt"), 16).decisions(60, 100) == (60, 76, 92)
-    assert Every(parse_anchor("prompt"), 20).decisions(60, 100) == (60, 80)
-    assert Every(parse_anchor("prompt"), 1).decisions(1, 4) == (1, 2, 3)
-    assert Every(parse_anchor("prompt"), 99).decisions(60, 100) == (60,)
-    assert Every(parse_anchor("prompt"), 1).decisions(60, 60) == ()
+    assert once("prompt").decisions(60, Spans(num_tokens=101)) == (60,)
+    assert once("prompt").decisions(60, Spans(num_tokens=61)) == ()
+    assert Every(parse_anchor("prompt"), 16).decisions(60, Spans(num_tokens=101)) == (60, 76, 92)
+    assert Every(parse_anchor("prompt"), 20).decisions(60, Spans(num_tokens=101)) == (60, 80)
+    assert Every(parse_anchor("prompt"), 1).decisions(1, Spans(num_tokens=5)) == (1, 2, 3)
+    assert Every(parse_anchor("prompt"), 99).decisions(60, Spans(num_tokens=101)) == (60,)
+    assert Every(parse_anchor("prompt"), 1).decisions(60, Spans(num_tokens=61)) == ()
 
 
 @pytest.mark.parametrize(

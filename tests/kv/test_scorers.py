@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kv.cases import SEED, make_case
-from tracekit.kv.policy import parse
-from tracekit.kv.replay import replay
+from tests.kv.cases import SEED, make_case, run_family
+from tracekit.kv.parse import parse
+from tracekit.kv.schedule import Spans
 from tracekit.kv.scorers.random import Random
 from tracekit.kv.view import View
 from tracekit.spec import LayerSpec
@@ -44,9 +44,7 @@ def test_any_seed_can_be_used():
 
 def kept(text, **spec):
     case = make_case(rows=60, groups=2, group_size=3, **spec)
-    spans = case.spans(prompt_end=50)
-    policy = parse(text)
-    return replay([policy], case.reference, layers=case.layers, spans=spans, seed=SEED)
+    return run_family(case, [parse(text)], 50)
 
 
 def test_with_averages_the_order_of_pool_and_group_does_not_matter_and_with_maxima_it_does():
@@ -71,5 +69,5 @@ def test_streaming_keeps_four_sinks_and_the_newest():
 @pytest.mark.parametrize("text", ["h2o:kept=8tok", "h2o:kept=8tok,every=3"])
 def test_h2o_keeps_the_newest_half_of_its_budget(text):
     result = kept(text)
-    for t in parse(text).schedule.decisions(50, 60):
+    for t in parse(text).schedule.decisions(50, Spans(num_tokens=61)):
         assert (result.evicted_at_NLGT[..., t - 4 : t] > t).all()

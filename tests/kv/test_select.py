@@ -7,15 +7,21 @@ from hypothesis import strategies as st
 
 from tracekit.errors import UsageError
 from tracekit.kv.amounts import Frac, Tokens
+from tracekit.kv.budgets.uniform import UniformHeads
 from tracekit.kv.select import Protection, select
 
 NONE = Protection(0, Tokens(0))
 
 
+def picked(score, held, budget, protection):
+    template = torch.zeros(held.shape[-1], dtype=torch.bool)
+    return select(score, held, budget, protection, UniformHeads(), template)
+
+
 def chosen(scores, budget, protection=NONE, held=None):
     score = torch.tensor(scores, dtype=torch.float64)[None, None, None]
     here = torch.ones(score.shape, dtype=torch.bool) if held is None else torch.tensor(held)
-    result = select(score, here.reshape(score.shape), torch.tensor([[[budget]]]), protection)
+    result = picked(score, here.reshape(score.shape), torch.tensor([[[budget]]]), protection)
     return result.kept_NLGK.flatten().nonzero().flatten().tolist(), bool(result.clipped_NLG)
 
 
@@ -61,7 +67,7 @@ def test_protected_keys_that_are_gone_do_not_clip():
 def test_heads_have_budgets_of_their_own():
     score = torch.arange(5.0).expand(1, 1, 2, 5)
     held = torch.ones(1, 1, 2, 5, dtype=torch.bool)
-    kept, _ = select(score, held, torch.tensor([[[1, 4]]]), NONE)
+    kept, _ = picked(score, held, torch.tensor([[[1, 4]]]), NONE)
     assert kept.sum(-1).tolist() == [[[1, 4]]]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -11,10 +12,12 @@ from tests import architectures, tiny
 from tests.architectures import WINDOW
 from tests.model.test_tap import Watch, ids
 from tracekit.errors import ModelError
-from tracekit.model.read_rope import read_ropes, rope_of
+from tracekit.measure.rope import rotate, undo
+from tracekit.model import read_spec as read_spec_module
+from tracekit.model.read_rope import LAYOUTS, SHIFT, read_ropes, rope_of
 from tracekit.model.read_spec import CHECK_GATES, check_attention, read_spec
 from tracekit.model.tap import tap
-from tracekit.spec import LayerSpec, ModelSpec
+from tracekit.spec import LayerSpec, ModelSpec, RopeLayout
 
 
 def spec_of(family: str, **config: Any) -> ModelSpec:
@@ -184,19 +187,68 @@ def test_ropes_are_those_of_the_modules() -> None:
     }
 
 
-def test_a_rope_is_recognised_by_what_it_does_to_keys() -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rope_is_recognised_by_what_it_does_to_keys(layout: RopeLayout) -> None:
     ropes = spec_of("gemma3").ropes
     torch.manual_seed(0)
     key = torch.randn(2, 5, 8, dtype=torch.float64)
     for name, rope in ropes.items():
-        angle = 11 * torch.tensor(rope.inv_freq, dtype=torch.float64)
-        left, right = key[..., :4], key[..., 4:]
-        moved = torch.cat(
-            [left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()], -1
-        )
-        assert rope_of(key, moved, ropes, gate=1e-9) == name
+        angle = SHIFT * torch.tensor(rope.inv_freq, dtype=torch.float64)
+        split = (4, 2) if layout == "neighbours" else (2, 4)
+        left, right = key.unflatten(-1, split).unbind(-1 if layout == "neighbours" else -2)
+        turned = left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()
+        moved = torch.stack(turned, -1 if layout == "neighbours" else -2).flatten(-2)
+        assert rope_of(key, moved, ropes, gate=1e-9) == (name, layout)
     assert rope_of(key, key, ropes, gate=1e-9) is None
     assert rope_of(key, key + 1, ropes, gate=1e-9) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("llama", "halves"),
+        ("gpt_oss", "halves"),
+        ("falcon", "halves"),
+        ("cohere", "neighbours"),
+        ("cohere2", "neighbours"),
+        ("llama4", "neighbours"),
+        ("gpt_neox", "halves"),  # one pair: both are the same
+    ],
+)
+def test_the_layout_of_a_rope_is_seen(family: str, layout: str) -> None:
+    assert [rope.layout for rope in spec_of(family).ropes.values()] == [layout]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_layout_of_a_rope_is_seen_in_half_precision(dtype: torch.dtype) -> None:
+    for family, layout in (("llama", "halves"), ("cohere", "neighbours")):
+        model = architectures.model(family).to(dtype)
+        spec = read_spec(model, name=family, num_tokens=265)
+        assert spec.ropes["default"].layout == layout
+
+
+def test_recorded_keys_turn_back_into_those_before_the_rope() -> None:
+    for family in ("llama", "cohere", "gpt_neox", "gpt_oss"):
+        model, near, far = architectures.model(family), Watch(), Watch()
+        rope = read_spec(model, name=family, num_tokens=265).ropes["default"]
+        position_K = torch.arange(9)
+        with torch.no_grad():
+            for watch, shift in ((near, 0), (far, 100)):
+                with tap(model, watch):
+                    model(ids(9), position_ids=position_K[None] + shift)
+        for here, there in zip(near.calls, far.calls, strict=True):
+            before = undo(here.key_BGKD, position_K, rope)
+            after = undo(there.key_BGKD, position_K + 100, rope)
+            torch.testing.assert_close(before, after, rtol=0, atol=1e-4)
+            torch.testing.assert_close(
+                rotate(here.key_BGKD, 100, rope), there.key_BGKD, rtol=0, atol=1e-4
+            )
+
+
+def test_a_rope_whose_layers_do_not_agree_has_no_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = itertools.cycle([("default", "halves"), ("default", "neighbours")])
+    monkeypatch.setattr(read_spec_module, "rope_of", lambda *args, **options: next(answers))
+    assert spec_of("llama").ropes["default"].layout is None
 
 
 def test_longrope_ends_where_its_frequencies_change() -> None:
@@ -269,9 +321,12 @@ def test_specs_of_older_traces_are_read_and_their_one_limit_is_told_apart() -> N
             del data[name]
         for layer in data["layers"]:
             del layer["alibi"]
+        for rope in data["ropes"].values():
+            del rope["layout"]
         old = ModelSpec.from_json({**data, "max_positions": 512})
         assert (old.max_positions, old.trained_positions, old.num_embeddings) == (hard, soft, 272)
         assert old.layers == spec_of(family).layers
+        assert all(rope.layout is None for rope in old.ropes.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

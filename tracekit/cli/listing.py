@@ -14,7 +14,8 @@ def list_(
 ) -> None:
     """List policies, estimators, built-in models and prompt sets, with their parameters."""
     from tracekit.cli.output import emit, table
-    from tracekit.kv.policy import PRESETS, parse
+    from tracekit.kv.parse import parse
+    from tracekit.kv.presets import PRESETS
     from tracekit.model.builtin import BUILTIN_MODELS
     from tracekit.record.prompts import builtin_folder
     from tracekit.vocab.estimator import ESTIMATORS

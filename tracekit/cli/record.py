@@ -122,6 +122,14 @@ def record(
             rich_help_panel=_KEPT,
         ),
     ] = "store",
+    store_oproj: Annotated[
+        bool,
+        typer.Option(
+            "--store-oproj",
+            help="Store the layers' output projections: errors are measured after them as well.",
+            rich_help_panel=_KEPT,
+        ),
+    ] = False,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -218,6 +226,7 @@ def record(
         maps=parse_maps(maps),
         attention_topk=attention_topk,
         head=head,
+        store_oproj=store_oproj,
         overwrite=overwrite,
     )
     given = bool(text or conversations)

@@ -1,7 +1,8 @@
-"""Amounts of cache entries: a fraction of something, or a number of tokens."""
+"""Amounts of cache entries: a fraction of something, a number of tokens, or bytes of a cache."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,8 +11,8 @@ from typing import ClassVar
 
 from tracekit.errors import UsageError
 
-MOST_TOKENS = 2**30 - 1
-"""Longest sequence: an engine's order of keys has 30 bits for the position."""
+MOST_TOKENS = 2**28 - 1
+"""Longest sequence: an engine's order of keys has 28 bits for the position."""
 
 
 @dataclass(frozen=True)
@@ -87,24 +88,54 @@ class Tokens(Amount):
         return min(1.0, self.amount / whole)
 
 
+@dataclass(frozen=True)
+class Bytes(Amount):
+    """Bytes of the whole cache; a cache says how many tokens a head that is (``Cache.tokens``)."""
+
+    amount: int
+    unit = "B"
+
+    def of(self, whole: int) -> int:
+        """Refuse: what a byte holds depends on the cache, not on the tokens seen."""
+        raise UsageError(_BYTES_OF_WHAT)
+
+    def share(self, whole: int) -> float:
+        """Refuse, like ``of``."""
+        raise UsageError(_BYTES_OF_WHAT)
+
+
+_BYTES_OF_WHAT = "an amount in bytes is turned into tokens by the cache that it is a part of."
+
+_UNITS = {"tok": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+_UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_KEPT = re.compile(r"(\d+(?:\.\d+)?)(tok|[kMG]?B|[KMG]iB)")
+
+
 def parse_kept(text: str) -> Amount:
-    """Return a kept amount: ``0.3`` and ``1`` are fractions, ``512tok`` is tokens, at least 1.
+    """Return a kept amount: ``0.3`` and ``1`` are fractions, ``512tok`` tokens, ``64MiB`` bytes.
 
     Raises
     ------
     UsageError
-        If the text is neither, or out of range.
+        If the text is none of these, or out of range.
     """
-    number = text.removesuffix("tok")
+    match = _KEPT.fullmatch(text)
     try:
-        kept: Amount = Frac(float(text)) if number == text else Tokens(int(number))
+        if match is None:
+            return Frac(float(text))
+        number = Fraction(match[1]) * _UNITS[match[2]]
+        if number.denominator != 1:
+            raise ValueError
     except ValueError as error:
-        msg = f"{text!r} is no amount: write a fraction such as 0.3, or tokens such as 512tok."
+        msg = (
+            f"{text!r} is no amount: write a fraction such as 0.3, tokens such as 512tok, or bytes "
+            "such as 64MiB."
+        )
         raise UsageError(msg) from error
-    if kept.amount < 1 and number != text:
+    if number < 1:
         msg = f"kept={text} leaves no entry: keep at least 1tok."
         raise UsageError(msg)
-    return kept
+    return Tokens(int(number)) if match[2] == "tok" else Bytes(int(number))
 
 
 def kept_text(kept: Amount) -> str:

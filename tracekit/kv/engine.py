@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
 from tracekit.errors import InputError, UsageError
-from tracekit.kv.attend import row_blocks, seen_outputs, seen_weights, to_heads
+from tracekit.kv.attend import row_blocks, seen_outputs, seen_weights
+from tracekit.kv.choose import Chooser
 from tracekit.kv.rows import Rows
 from tracekit.kv.select import select
-from tracekit.kv.view import View
+from tracekit.kv.storage import Storage
+from tracekit.kv.view import Future, View
 from tracekit.measure.attention import as_wide, logits_HQK, visible_QK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from tracekit.kv.accumulate import Accumulator
+    from tracekit.kv.budget import Allotment
     from tracekit.kv.policy import Policy
-    from tracekit.spec import LayerSpec
+    from tracekit.kv.scorer import Needs
+    from tracekit.spec import LayerSpec, RopeSpec
 
 NEVER = torch.iinfo(torch.int32).max
 """In ``evicted_at``: still there."""
 
 
+class Outcome(NamedTuple):
+    """Some rows after they were read.
+
+    Parameters
+    ----------
+    weights_LGNMQK
+        Attention over the keys up to the last of these rows.
+    seen_NLGQK
+        Entries that each row read.
+    """
+
+    weights_LGNMQK: torch.Tensor
+    seen_NLGQK: torch.Tensor
+
+
 class Engine:
-    """Layers of one shape under N policies that differ in the kept amount alone.
+    """Layers of one shape under N policies that differ in their amount alone.
 
     Call ``absorb`` with the rows before the first decision, ``decide``, ``read`` the next rows,
     ``decide`` again where the schedule says so, and so on.
@@ -37,33 +57,55 @@ class Engine:
     layers
         Their L numbers.
     policies
-        N policies.
+        N policies; N = 1 if entries are transformed or turned.
+    allotment
+        Entries of each layer and head at each decision.
     seed
         Of the sequence, for rules that draw.
+    rope
+        Rotary embedding of the layers; None if they have none.
+    template_T
+        bool, tokens of the chat template; None: no such tokens.
+    future
+        All rows, for rules that look ahead.
 
     Raises
     ------
     UsageError
-        If the policies differ in more than the kept amount, or one has none.
+        If the policies differ in more than their amount, or one has none.
     """
 
     def __init__(
-        self, layer: LayerSpec, layers: Sequence[int], policies: Sequence[Policy], seed: int
+        self,
+        layer: LayerSpec,
+        layers: Sequence[int],
+        policies: Sequence[Policy],
+        *,
+        allotment: Allotment,
+        seed: int,
+        rope: RopeSpec | None = None,
+        template_T: torch.Tensor | None = None,
+        future: Future | None = None,
     ) -> None:
-        self._kept = [policy.kept for policy in policies if policy.kept is not None]
-        if len({policy.family for policy in policies}) != 1 or len(self._kept) != len(policies):
-            msg = "policies that are replayed together have one family and a kept amount each."
-            raise UsageError(msg)
-        self._policy = policies[0]
-        self._needs = self._policy.scorer.needs
+        _check(policies)
+        self._num_sets = len(policies)
+        self.policy = policies[0]
+        self._needs = self.policy.scorer.needs
+        self._allotment = allotment
         self.layer = layer
         self._layers = tuple(layers)
         self._seed = seed
-        self._key, self._value = Rows(), Rows()
-        self._last_query: torch.Tensor | None = None
-        num = (1, len(layers), layer.num_kv_heads, 0)
-        self.evicted_at_NLGK = torch.zeros(num, dtype=torch.int32)
-        self._attention_sum_NLGK = torch.zeros(num)
+        self._rope = rope
+        self._template_T = template_T
+        self._future = future
+        self._query = Rows()
+        self._storage = Storage(self.policy, rope)
+        self._chooser = Chooser(policies, layer)
+        self._accumulated: dict[Accumulator, torch.Tensor] = {}
+        self.evicted_at_NLGK = torch.zeros(
+            (1, len(layers), layer.num_kv_heads, 0), dtype=torch.int32
+        )
+        self.num_decisions = 0
         self.is_clipped_N = torch.zeros(len(policies), dtype=torch.bool)
         self.is_clamped_N = torch.zeros(len(policies), dtype=torch.bool)
 
@@ -80,8 +122,22 @@ class Engine:
             held_NLGK[..., : -self.layer.window] = False
         return held_NLGK
 
+    @property
+    def closed_LGK(self) -> torch.Tensor:
+        """Keys that are stored transformed, bool; all False without a transform."""
+        return self._storage.closed_LGK
+
+    @property
+    def room(self) -> int:
+        """Rows that may be read before entries close; a read of more is refused."""
+        return self._storage.room(self.held_NLGK)
+
     def absorb(
-        self, query_LHQD: torch.Tensor, key_LGQD: torch.Tensor, value_LGQD: torch.Tensor
+        self,
+        query_LHQD: torch.Tensor,
+        key_LGQD: torch.Tensor,
+        value_LGQD: torch.Tensor,
+        accumulated: Mapping[Accumulator, torch.Tensor] | None = None,
     ) -> None:
         """Take rows whose outputs nobody needs: those before the first decision.
 
@@ -89,33 +145,42 @@ class Engine:
         ----------
         query_LHQD, key_LGQD, value_LGQD
             Post-RoPE queries, keys and values of the next Q positions.
+        accumulated
+            What the accumulators have after these rows, if somebody has computed it already.
         """
         self._append(query_LHQD, key_LGQD, value_LGQD)
-        if self._needs.attention_sum is not None:
-            for _ in self._weights(query_LHQD):
-                pass  # the weights themselves are of no use, their sums are taken
+        if accumulated is not None:
+            self._accumulated |= accumulated
+        elif self._needs.accumulated:
+            for _ in self._attended(query_LHQD):
+                pass  # the weights themselves are of no use, what they add up to is taken
+
+    def accumulated(self) -> dict[Accumulator, torch.Tensor]:
+        """Return what the accumulators have so far, [N, L, H or G, K]."""
+        return dict(self._accumulated)
 
     def read(
         self, query_LHQD: torch.Tensor, key_LGQD: torch.Tensor, value_LGQD: torch.Tensor
-    ) -> torch.Tensor:
-        """Take rows and return their attention outputs over what is held, causal inside the block.
+    ) -> Iterator[tuple[torch.Tensor, Outcome]]:
+        """Take rows and yield, block by block, their attention outputs over what they read.
 
         Parameters
         ----------
         query_LHQD, key_LGQD, value_LGQD
-            Post-RoPE queries, keys and values of the next Q positions.
+            Post-RoPE queries, keys and values of the next Q positions, at most ``room``.
 
-        Returns
-        -------
-        Tensor
-            [N, L, H, Q, D], float32 or float64.
+        Yields
+        ------
+        tuple
+            Outputs [N, L, H, Q, D], float32 or float64, and how they came about.
         """
         self._append(query_LHQD, key_LGQD, value_LGQD)
-        outputs = [
-            seen_outputs(weights, self._value.all[..., :end, :])
-            for end, weights in self._weights(query_LHQD)
-        ]
-        return torch.cat(outputs, dim=-2)
+        for outcome in self._attended(query_LHQD):
+            end = outcome.weights_LGNMQK.shape[-1]
+            value_LGKD = self._storage.value_LGKD[..., :end, :]
+            yield seen_outputs(outcome.weights_LGNMQK, value_LGKD), outcome
+        if self.num_decisions:
+            self._storage.close(self.held_NLGK)
 
     def decide(self) -> torch.Tensor:
         """Evict down to the budget of the tokens seen, and return how many left: int64 [N, L, G].
@@ -124,96 +189,124 @@ class Engine:
         ------
         InputError
             If a score of a held key is not a number.
+        UsageError
+            If keys are to stand at their place in the cache and heads hold unequal numbers.
         """
-        held_NLGK, scorer = self.held_NLGK, self._policy.scorer
-        score_NLGK = scorer.score(self._view(held_NLGK))
-        self._check(score_NLGK, held_NLGK)
-        num_sets = len(self._kept)
+        num_sets, device = self._num_sets, self.evicted_at_NLGK.device
+        view = self.view(self._needs)
+        score_NLGK = self.policy.scorer.score(view)
+        held_NLGK = view.held_NLGK
+        self._refuse_nan(score_NLGK, held_NLGK)
         held_NLGK = held_NLGK.expand(num_sets, -1, -1, -1)
-        budget_NLG = self._policy.budget.entries(
-            self._kept, self.num_tokens, len(self._layers), self.layer.num_kv_heads
-        ).to(held_NLGK.device)
-        kept_NLGK, clipped_NLG = select(score_NLGK, held_NLGK, budget_NLG, self._policy.protection)
+        budget_NLG = self._allotment.entries(self.num_tokens, self._layers).to(device)
+        kept_NLGK, clipped_NLG = select(
+            score_NLGK,
+            held_NLGK,
+            budget_NLG,
+            self.policy.protection,
+            self.policy.heads,
+            self._template_K(),
+        )
         evicted_NLGK = held_NLGK & ~kept_NLGK
         self.evicted_at_NLGK = torch.where(evicted_NLGK, self.num_tokens, self.evicted_at_NLGK)
-        self._attention_sum_NLGK = self._attention_sum_NLGK.expand(num_sets, -1, -1, -1)
+        self._accumulated = {
+            one: state.expand(num_sets, -1, -1, -1).contiguous() for one, state in self._accumulated.items()
+        }
         self.is_clipped_N |= clipped_NLG.flatten(1).any(1).cpu()
         over_NLG = budget_NLG > self.layer.entries(self.num_tokens)
         self.is_clamped_N |= over_NLG.flatten(1).any(1).cpu()
+        if not self.num_decisions:
+            self._storage.fit(self.view(self._storage.needs))
+        self._storage.turn(self.evicted_at_NLGK != NEVER)
+        self._storage.close(self.held_NLGK)
+        self.num_decisions += 1
         return evicted_NLGK.sum(-1)
 
-    def _append(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        num_new = key.shape[-2]
-        self._key.append(as_wide(key))
-        self._value.append(as_wide(value))
-        self.evicted_at_NLGK = pad(self.evicted_at_NLGK.to(key.device), (0, num_new), value=NEVER)
-        if self._needs.attention_sum is not None:
-            sum_NLGK = self._attention_sum_NLGK.to(self._key.all)
-            self._attention_sum_NLGK = pad(sum_NLGK, (0, num_new))
-        if self._needs.last_queries:
-            before = [] if self._last_query is None else [self._last_query]
-            rows = torch.cat([*before, as_wide(query)], dim=-2)
-            self._last_query = rows[..., -self._needs.last_queries :, :]
-
-    def _weights(self, query_LHQD: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the attention weights of the newest rows, block by block; sum them if asked to.
-
-        Yields
-        ------
-        tuple
-            End of the block, which is also its number of keys, and weights [L, G, N, M, Q, K].
-        """
-        num_rows, last = query_LHQD.shape[-2], self.num_tokens
-        num_sets, item = self.evicted_at_NLGK.shape[0], self._key.all.element_size()
-        row_bytes = num_sets * item * last * query_LHQD.shape[:2].numel()
-        for start, end in row_blocks(last - num_rows, last, row_bytes):
-            rows = slice(start - last + num_rows, end - last + num_rows)
-            here_NLGK = self.evicted_at_NLGK[..., :end] == NEVER
-            weights = self._attend(query_LHQD[..., rows, :], here_NLGK)
-            if self._needs.attention_sum is not None:
-                sum_LGNK = _REDUCE[self._needs.attention_sum](weights)
-                self._attention_sum_NLGK[..., :end] += sum_LGNK.permute(2, 0, 1, 3)
-            yield end, weights
-
-    def _attend(self, query_LHQD: torch.Tensor, held_NLGK: torch.Tensor) -> torch.Tensor:
-        """Return the weights of the last rows before the end of ``held``: [L, G, N, M, Q, K]."""
-        num_rows, num_keys = query_LHQD.shape[-2], held_NLGK.shape[-1]
-        first, device = num_keys - num_rows, held_NLGK.device
-        seen_QK = visible_QK(self.layer, num_rows, num_keys, first_query=first, device=device)
-        logits_LHQK = logits_HQK(query_LHQD, self._key.all[..., :num_keys, :], self.layer)
-        return seen_weights(logits_LHQK, held_NLGK[..., None, :] & seen_QK, self.layer)
-
-    def _view(self, held_NLGK: torch.Tensor) -> View:
-        """Return what the scorer declared, and nothing else."""
-        needs, query = self._needs, self._last_query
+    def view(self, needs: Needs) -> View:
+        """Return the state as a rule that declared ``needs`` may see it, and nothing else."""
+        last = needs.last_queries
         return View(
             layer=self.layer,
             layers=self._layers,
             seed=self._seed,
-            held_NLGK=held_NLGK,
-            keys=self._key.all if needs.keys else None,
-            attention_sum=self._attention_sum_NLGK if needs.attention_sum is not None else None,
-            last_attention=None
-            if query is None
-            else lambda: to_heads(self._attend(query, held_NLGK)),
+            held_NLGK=self.held_NLGK,
+            num_decisions=self.num_decisions,
+            stored=self._storage.key_LGKD,
+            keys=self._storage.unturned_key_LGKD if needs.keys else None,
+            values=self._storage.value_LGKD if needs.values else None,
+            queries=self._query.all if needs.queries else None,
+            last_queries=self._query.all[..., -last:, :] if last else None,
+            accumulated=self._accumulated,
+            rope=self._rope,
+            future=self._future if needs.future else None,
         )
 
-    def _check(self, score_NLGK: torch.Tensor, held_NLGK: torch.Tensor) -> None:
+    def _append(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        num_new = key.shape[-2]
+        if self.num_decisions and num_new > self.room:
+            msg = f"{num_new} rows are more than the {self.room} before entries close."
+            raise UsageError(msg)
+        self._query.append(as_wide(query))
+        self._storage.append(as_wide(key), as_wide(value))
+        self.evicted_at_NLGK = pad(self.evicted_at_NLGK.to(key.device), (0, num_new), value=NEVER)
+        grown = {one: pad(state, (0, num_new)) for one, state in self._accumulated.items()}
+        for one in self._needs.accumulated:
+            heads = self.layer.num_heads if one.by_query_head else self.layer.num_kv_heads
+            shape = (self.evicted_at_NLGK.shape[0], len(self._layers), heads, self.num_tokens)
+            if one not in grown:
+                grown[one] = self._storage.key_LGKD.new_zeros(shape)
+        self._accumulated = grown
+
+    def _attended(self, query_LHQD: torch.Tensor) -> Iterator[Outcome]:
+        """Yield the attention of the newest rows, block by block; what they add up to is taken."""
+        num_rows, last = query_LHQD.shape[-2], self.num_tokens
+        key_LGKD = self._storage.key_LGKD
+        num_sets = max(self.evicted_at_NLGK.shape[0], self._chooser.num_sets)
+        row_bytes = num_sets * key_LGKD.element_size() * last * query_LHQD.shape[:2].numel()
+        for start, end in row_blocks(last - num_rows, last, row_bytes):
+            query = query_LHQD[..., start - last + num_rows : end - last + num_rows, :]
+            seen_QK = visible_QK(
+                self.layer, end - start, end, first_query=start, device=key_LGKD.device
+            )
+            here_NLGK = self.evicted_at_NLGK[..., :end] == NEVER
+            seen_NLGQK = here_NLGK[..., None, :] & seen_QK
+            logits_LHQK = logits_HQK(query, key_LGKD[..., :end, :], self.layer)
+            if self.num_decisions:
+                seen_NLGQK = self._chooser.choose(
+                    self._query.all, key_LGKD, here_NLGK, seen_NLGQK, start
+                )
+            weights_LGNMQK = seen_weights(logits_LHQK, seen_NLGQK, self.layer)
+            for one in self._needs.accumulated:
+                state_NLXK = self._accumulated[one][..., :end]
+                state_NLXK.copy_(one.add(state_NLXK, weights_LGNMQK, start))
+            yield Outcome(weights_LGNMQK, seen_NLGQK)
+
+    def _template_K(self) -> torch.Tensor:
+        """Return which of the tokens seen are of the chat template."""
+        num_tokens, device = self.num_tokens, self.evicted_at_NLGK.device
+        if self._template_T is None:
+            return torch.zeros(num_tokens, dtype=torch.bool, device=device)
+        return self._template_T[:num_tokens].to(device)
+
+    def _refuse_nan(self, score_NLGK: torch.Tensor, held_NLGK: torch.Tensor) -> None:
         """Raise if a held key has no number for a score."""
         bad_NLGK = score_NLGK.isnan() & held_NLGK
         if bad_NLGK.any():
             _, layer, head, position = bad_NLGK.nonzero()[0].tolist()
             msg = (
-                f"policy {self._policy.family!r} has no score for position {position} in layer "
+                f"policy {self.policy.family!r} has no score for position {position} in layer "
                 f"{self._layers[layer]}, KV head {head}, after {self.num_tokens} tokens (NaN): the "
                 "queries, keys or values recorded there are not finite, so leave that layer out."
             )
             raise InputError(msg)
 
 
-_REDUCE = {
-    "mean": lambda weights: weights.mean(3).sum(3),
-    "sum": lambda weights: weights.sum((3, 4)),
-    "max": lambda weights: weights.amax(3).sum(3),
-}
-"""From weights [L, G, N, M, Q, K] to what each key received, [L, G, N, K]."""
+def _check(policies: Sequence[Policy]) -> None:
+    """Raise if policies cannot share an engine."""
+    first = policies[0]
+    if len({policy.family for policy in policies}) != 1 or any(one.is_open for one in policies):
+        msg = "policies that are replayed together have one family and an amount each."
+        raise UsageError(msg)
+    if len(policies) > 1 and (first.transform is not None or first.positions == "cache"):
+        msg = "entries that are transformed or turned are replayed one policy at a time."
+        raise UsageError(msg)

@@ -4,96 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
-from tracekit.kv.attend import row_blocks
+from tracekit.kv.budget import Allotment
+from tracekit.kv.compare import Measures, compare
 from tracekit.kv.engine import NEVER, Engine
-from tracekit.measure.attention import as_wide, logits_HQK, outputs_HQD, visible_QK, weights_HQK
+from tracekit.kv.reference import FullRows, Reference
+from tracekit.kv.sweep import sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
+    from tracekit.kv.budget import Cache
     from tracekit.kv.policy import Policy
     from tracekit.kv.schedule import Spans
-    from tracekit.spec import LayerSpec
-
-
-CACHE_BYTES = 256 << 20
-"""Full attention that a reference remembers; what is beyond is computed again for each family."""
-
-
-class FullRows(NamedTuple):
-    """Attention of some rows under the full cache: weights [L, H, Q, K], outputs [L, H, Q, D]."""
-
-    weights_LHQK: torch.Tensor
-    output_LHQD: torch.Tensor
-
-
-class Reference:
-    """Recorded rows of a stack of layers, and their attention under the full cache.
-
-    One reference serves any number of families: what they share is computed once.
-
-    Parameters
-    ----------
-    query_LHTD, key_LGTD, value_LGTD
-        Post-RoPE tensors (or arrays) of T rows; half precision is read as float32.
-    layer
-        The spec that the layers share, its index aside.
-    """
-
-    def __init__(
-        self,
-        *,
-        query_LHTD: torch.Tensor | np.ndarray,
-        key_LGTD: torch.Tensor | np.ndarray,
-        value_LGTD: torch.Tensor | np.ndarray,
-        layer: LayerSpec,
-    ) -> None:
-        self.query_LHTD, self.key_LGTD, self.value_LGTD = (
-            as_wide(torch.as_tensor(array)) for array in (query_LHTD, key_LGTD, value_LGTD)
-        )
-        self.layer = layer
-        self._blocks: dict[tuple[int, int], FullRows] = {}
-        self._room = CACHE_BYTES
-
-    @property
-    def num_rows(self) -> int:
-        """T: the tokens that entered the cache."""
-        return self.key_LGTD.shape[-2]
-
-    def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values of positions ``start`` .. ``end`` - 1."""
-        return (
-            self.query_LHTD[..., start:end, :],
-            self.key_LGTD[..., start:end, :],
-            self.value_LGTD[..., start:end, :],
-        )
-
-    def blocks(self, first_row: int) -> Iterator[tuple[int, int]]:
-        """Yield (first, last + 1) of the blocks in which rows from ``first_row`` on are done."""
-        num_layers, num_heads = self.query_LHTD.shape[:2]
-        row_bytes = num_layers * num_heads * self.num_rows * self.key_LGTD.element_size()
-        return row_blocks(first_row, self.num_rows, row_bytes)
-
-    def full(self, start: int, end: int) -> FullRows:
-        """Return attention of one of the ``blocks``, K = ``end``."""
-        if (start, end) in self._blocks:
-            return self._blocks[start, end]
-        query_LHQD = self.query_LHTD[..., start:end, :]
-        _, key_LGKD, value_LGKD = self.rows(0, end)
-        device = query_LHQD.device
-        seen_QK = visible_QK(self.layer, end - start, end, first_query=start, device=device)
-        logits_LHQK = logits_HQK(query_LHQD, key_LGKD, self.layer)
-        weights_LHQK = weights_HQK(logits_LHQK.masked_fill_(~seen_QK, -torch.inf), self.layer)
-        block = FullRows(weights_LHQK, outputs_HQD(weights_LHQK, value_LGKD))
-        self._room -= sum(array.nbytes for array in block)
-        if self._room >= 0:
-            self._blocks[start, end] = block
-        return block
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,21 +34,12 @@ class Replay:
     ----------
     first_row
         The eviction point: the first row that reads the reduced cache.
-    held_NLGR
-        Entries read at each scored row, its own included (int64).
     full_R
-        The same of the full cache: min(position + 1, window).
+        Entries that the full cache holds at each scored row: min(position + 1, window).
+    measures
+        What was measured at each scored row, as arrays.
     evicted_at_NLGT
         Tokens seen when the entry of a position was evicted; ``engine.NEVER`` if it stayed (int32).
-    error_sq_NLHR, norm_sq_LHR
-        Squared L2 norm of pruned - full attention output, and of the full one.
-    cosine_NLHR
-        Cosine of the two; 1 where both are zero, 0 where one is.
-    mass_kept_NLHR
-        Attention that the full cache gives to the entries that are read; sink logits' share is in
-        neither.
-    num_evicted_NLG
-        Entries evicted by the end.
     is_clipped_N
         Whether a budget was somewhere smaller than what was to be protected.
     is_clamped_N
@@ -129,127 +48,208 @@ class Replay:
     """
 
     first_row: int
-    held_NLGR: np.ndarray
     full_R: np.ndarray
+    measures: Measures
     evicted_at_NLGT: np.ndarray
-    error_sq_NLHR: np.ndarray
-    norm_sq_LHR: np.ndarray
-    cosine_NLHR: np.ndarray
-    mass_kept_NLHR: np.ndarray
-    num_evicted_NLG: np.ndarray
     is_clipped_N: np.ndarray
     is_clamped_N: np.ndarray
+
+    @property
+    def num_evicted_NLG(self) -> np.ndarray:
+        """Entries evicted by the end."""
+        return (self.evicted_at_NLGT != NEVER).sum(-1)
 
     def since(self, row: int) -> Replay:
         """Return the same with the scored rows from position ``row`` on alone."""
         cut = max(0, row - self.first_row)
-        names = ("held_NLGR", "full_R", "error_sq_NLHR", "norm_sq_LHR", "cosine_NLHR")
-        arrays = {name: getattr(self, name)[..., cut:] for name in (*names, "mass_kept_NLHR")}
-        return replace(self, first_row=self.first_row + cut, **arrays)
+        return replace(
+            self,
+            first_row=self.first_row + cut,
+            full_R=self.full_R[cut:],
+            measures=Measures(*(array[..., cut:] for array in self.measures)),
+        )
 
 
-def replay(
-    policies: Sequence[Policy],
-    reference: Reference,
-    *,
-    layers: Sequence[int],
-    spans: Spans,
-    seed: int,
-) -> Replay | None:
-    """Replay policies that differ in the kept amount alone.
+@dataclass(frozen=True)
+class Family:
+    """Policies that differ in their amount alone, and the plan of their layer budget.
 
     Parameters
     ----------
     policies
-        N policies of one family.
-    reference
-        The recorded rows of L layers.
+        N policies.
+    shares
+        For each of them, by layer of the cache, the frozen plan (``plan.py``); None where all
+        layers and heads get the same.
+    """
+
+    policies: tuple[Policy, ...]
+    shares: tuple[tuple[torch.Tensor, ...], ...] | None = None
+
+    def parts(self) -> list[Family]:
+        """Return the families that an engine takes: one policy each where entries are its own."""
+        first = self.policies[0]
+        if first.transform is None and first.positions == "original":
+            return [self]
+        shares = self.shares
+        return [
+            Family((policy,), None if shares is None else (shares[n],))
+            for n, policy in enumerate(self.policies)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setting:
+    """What a replay must know beside the recorded rows.
+
+    Parameters
+    ----------
     layers
-        Their numbers.
+        Numbers of the L layers of the reference.
+    cache
+        All layers of the model that hold keys.
     spans
         Where the parts of the sequence end.
     seed
         Of the sequence, for rules that draw.
+    """
+
+    layers: tuple[int, ...]
+    cache: Cache
+    spans: Spans
+    seed: int
+
+    def template(self, num_rows: int) -> torch.Tensor:
+        """Return bool [T]: tokens of the chat template."""
+        template_T = torch.zeros(num_rows, dtype=torch.bool)
+        template_T[[t for t in self.spans.template if t < num_rows]] = True
+        return template_T
+
+
+def replay(
+    families: Sequence[Family], reference: Reference, setting: Setting
+) -> list[Replay | None]:
+    """Replay policies; those that decide once at one point share nearly all of the work.
+
+    Parameters
+    ----------
+    families
+        Policies that differ in their amount alone.
+    reference
+        The recorded rows of L layers.
+    setting
+        Which layers of which cache, and where the sequence has its parts.
 
     Returns
     -------
-    Replay or None
-        None if the sequence has no such eviction point, or no row to score after it.
+    list of Replay or None
+        One a family; None if the sequence has no such eviction point, or no row to score after it.
 
     Raises
     ------
     UsageError
-        If the policies cannot be replayed together.
+        If the policies of a family cannot be replayed together.
     InputError
         If a score of a held key is not a number.
     """
-    engine, schedule = Engine(reference.layer, layers, policies, seed), policies[0].schedule
-    point, num_rows = schedule.point(spans), reference.num_rows
-    if point is None or point >= num_rows:
-        return None
-    engine.absorb(*reference.rows(0, point))
-    decisions = set(schedule.decisions(point, num_rows))
-    measures: list[_Measures] = []
+    results: list[Replay | None] = [None] * len(families)
+    once: dict[int, list[tuple[int, Engine]]] = {}
+    for place, family in enumerate(families):
+        policy = family.policies[0]
+        point = policy.schedule.point(setting.spans)
+        if point is None or point >= reference.num_rows:
+            continue
+        decisions = policy.schedule.decisions(point, setting.spans)
+        if policy.is_plain and decisions == (point,):
+            engine = _open(family, reference, setting, point)
+            engine.decide()
+            once.setdefault(point, []).append((place, engine))
+        else:
+            alone = [
+                _stepped(part, reference, setting, point, decisions) for part in family.parts()
+            ]
+            results[place] = _join(alone) if len(alone) > 1 else alone[0]
+    for point, opened in once.items():
+        found = sweep([engine for _, engine in opened], reference, point)
+        for (place, engine), measures in zip(opened, found, strict=True):
+            results[place] = _collect(engine, point, measures, reference.num_rows)
+    return results
+
+
+def _open(family: Family, reference: Reference, setting: Setting, point: int) -> Engine:
+    """Return the engine of a family, the rows before the first decision taken."""
+    policies = family.policies
+    kept = [policy.kept for policy in policies if policy.kept is not None]
+    engine = Engine(
+        reference.layer,
+        setting.layers,
+        policies,
+        allotment=Allotment(setting.cache, kept, family.shares),
+        seed=setting.seed,
+        rope=reference.rope,
+        template_T=setting.template(reference.num_rows),
+        future=reference.future,
+    )
+    accumulators = policies[0].scorer.needs.accumulated
+    engine.absorb(*reference.rows(0, point), reference.accumulated(accumulators, point))
+    return engine
+
+
+def _stepped(
+    family: Family,
+    reference: Reference,
+    setting: Setting,
+    point: int,
+    decisions: Sequence[int],
+) -> Replay:
+    """Replay a family row by row."""
+    engine = _open(family, reference, setting, point)
+    measures = _step(engine, reference, point, set(decisions))
+    return _collect(engine, point, measures, reference.num_rows)
+
+
+def _collect(engine: Engine, point: int, measures: Measures, num_rows: int) -> Replay:
+    """Return the replay of an engine that has read, or need not read, all rows."""
+    evicted_at_NLGT = pad(engine.evicted_at_NLGK, (0, num_rows - engine.num_tokens), value=NEVER)
+    num_sets = len(engine.is_clipped_N)
+    return Replay(
+        first_row=point,
+        full_R=np.array([engine.layer.entries(t + 1) for t in range(point, num_rows)]),
+        measures=Measures(*(array.cpu().numpy() for array in measures)),
+        evicted_at_NLGT=evicted_at_NLGT.expand(num_sets, -1, -1, -1).cpu().numpy(),
+        is_clipped_N=engine.is_clipped_N.numpy(),
+        is_clamped_N=engine.is_clamped_N.numpy(),
+    )
+
+
+def _step(engine: Engine, reference: Reference, point: int, decisions: set[int]) -> Measures:
+    """Read the rows in order, deciding where it is due, and measure them."""
+    parts: list[Measures] = []
     for block in reference.blocks(point):
         stops = sorted({*block, *(seen for seen in decisions if block[0] < seen < block[1])})
         for start, end in pairwise(stops):
             if start in decisions:
                 engine.decide()
-            output_NLHQD = engine.read(*reference.rows(start, end))
-            rows = slice(start - block[0], end - block[0])
-            full = FullRows(*(array[..., rows, :] for array in reference.full(*block)))
-            measures.append(_measure(engine, output_NLHQD, full))
-    return _collect(engine, point, measures)
+            at = start
+            while at < end:
+                stop = min(end, at + engine.room)
+                for output_NLHQD, outcome in engine.read(*reference.rows(at, stop)):
+                    last = outcome.weights_LGNMQK.shape[-1]
+                    rows = slice(last - output_NLHQD.shape[-2] - block[0], last - block[0])
+                    full = FullRows(*(array[..., rows, :] for array in reference.full(*block)))
+                    parts.append(compare(engine, output_NLHQD, outcome, full))
+                at = stop
+    return Measures(*(torch.cat(blocks, dim=-1) for blocks in zip(*parts, strict=True)))
 
 
-class _Measures(NamedTuple):
-    """What is measured at each row of a block, rows last."""
-
-    held_NLGR: torch.Tensor
-    error_sq_NLHR: torch.Tensor
-    norm_sq_LHR: torch.Tensor
-    cosine_NLHR: torch.Tensor
-    mass_kept_NLHR: torch.Tensor
-
-
-def _measure(engine: Engine, output_NLHQD: torch.Tensor, full: FullRows) -> _Measures:
-    """Compare the newest rows with the same rows under the full cache."""
-    num_rows, num_keys = output_NLHQD.shape[-2], engine.num_tokens
-    stays_NLGK = (engine.evicted_at_NLGK == NEVER).to(output_NLHQD.dtype)
-    first, device = num_keys - num_rows, output_NLHQD.device
-    seen_QK = visible_QK(engine.layer, num_rows, num_keys, first_query=first, device=device)
-    weights_LHQK = full.weights_LHQK[..., :num_keys]
-    weights = weights_LHQK.reshape(*stays_NLGK.shape[1:3], -1, num_keys)
-    mass = weights @ stays_NLGK.permute(1, 2, 3, 0)
-    mass_LHQN = mass.reshape(*weights_LHQK.shape[:3], -1)
-    norm_sq_LHQ = full.output_LHQD.square().sum(-1)
-    size_sq_NLHQ = output_NLHQD.square().sum(-1)
-    dot_NLHQ = (output_NLHQD * full.output_LHQD).sum(-1)
-    norms_NLHQ = size_sq_NLHQ.sqrt() * norm_sq_LHQ.sqrt()
-    both_zero_NLHQ = (size_sq_NLHQ == 0) & (norm_sq_LHQ == 0)
-    return _Measures(
-        held_NLGR=(stays_NLGK @ seen_QK.T.to(stays_NLGK)).long(),
-        error_sq_NLHR=(output_NLHQD - full.output_LHQD).square().sum(-1),
-        norm_sq_LHR=norm_sq_LHQ,
-        cosine_NLHR=(dot_NLHQ / norms_NLHQ).where(norms_NLHQ > 0, both_zero_NLHQ.to(dot_NLHQ)),
-        mass_kept_NLHR=mass_LHQN.permute(3, 0, 1, 2),
-    )
-
-
-def _collect(engine: Engine, point: int, measures: Sequence[_Measures]) -> Replay:
-    """Join the blocks' measures and add the engine's own account."""
-    joined = {
-        name: torch.cat(blocks, dim=-1).cpu().numpy()
-        for name, blocks in zip(_Measures._fields, zip(*measures, strict=True), strict=True)
-    }
-    positions = range(point, engine.num_tokens)
-    evicted_at_NLGT = engine.evicted_at_NLGK.cpu().numpy()
-    return Replay(
-        first_row=point,
-        full_R=np.array([engine.layer.entries(position + 1) for position in positions]),
-        evicted_at_NLGT=evicted_at_NLGT,
-        num_evicted_NLG=(evicted_at_NLGT != NEVER).sum(-1),
-        is_clipped_N=engine.is_clipped_N.numpy(),
-        is_clamped_N=engine.is_clamped_N.numpy(),
-        **joined,
-    )
+def _join(replays: Sequence[Replay]) -> Replay:
+    """Return replays of one policy each as one."""
+    measures = [
+        arrays[0] if name == "norm_sq_LHR" else np.concatenate(arrays)
+        for name, arrays in zip(
+            Measures._fields, zip(*(one.measures for one in replays), strict=True), strict=True
+        )
+    ]
+    names = ("evicted_at_NLGT", "is_clipped_N", "is_clamped_N")
+    rest = {name: np.concatenate([getattr(one, name) for one in replays]) for name in names}
+    return replace(replays[0], measures=Measures(*measures), **rest)

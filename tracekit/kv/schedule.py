@@ -1,4 +1,4 @@
-"""When a policy decides: once at a point of the sequence, or every N tokens from there.
+"""When a policy decides: once at a point, after each turn, or every N tokens from a point.
 
 A decision is named by the number of tokens seen, t: the cache then holds positions 0 .. t-1, and
 the row at position t is the first that reads the reduced cache.
@@ -30,12 +30,20 @@ class Spans:
         Length of the prompt; None for plain text.
     turn_ends
         Length after each turn.
+    template
+        Positions of the chat template's tokens.
     """
 
     num_tokens: int
     context_end: int | None = None
     prompt_end: int | None = None
     turn_ends: tuple[int, ...] = ()
+    template: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that enter the cache: all but the last."""
+        return self.num_tokens - 1
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,20 @@ class PromptEnd(Anchor):
 
 
 @dataclass(frozen=True)
+class TurnEnd(Anchor):
+    """After the first turn."""
+
+    @property
+    def text(self) -> str:
+        """Its name."""
+        return "turn"
+
+    def find(self, spans: Spans) -> int | None:
+        """Return the end of the first turn."""
+        return spans.turn_ends[0] if spans.turn_ends else None
+
+
+@dataclass(frozen=True)
 class Part(Anchor):
     """After a number of tokens, or after a fraction of the sequence (rounded down)."""
 
@@ -96,11 +118,11 @@ class Part(Anchor):
         return self.part.of(spans.num_tokens)
 
 
-_NAMED: dict[str, Anchor] = {"context": ContextEnd(), "prompt": PromptEnd()}
+_NAMED: dict[str, Anchor] = {"context": ContextEnd(), "prompt": PromptEnd(), "turn": TurnEnd()}
 
 
 def parse_anchor(text: str) -> Anchor:
-    """Return the anchor ``context``, ``prompt``, a number of tokens, or a fraction.
+    """Return the anchor ``context``, ``prompt``, ``turn``, a number of tokens, or a fraction.
 
     Raises
     ------
@@ -128,15 +150,16 @@ class Schedule(ABC):
         """The parameters of the text form, in order."""
 
     @abstractmethod
-    def decisions(self, point: int, num_tokens: int) -> tuple[int, ...]:
+    def decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
         """Return the numbers of tokens seen at which a decision is made; the first is ``point``.
 
         Parameters
         ----------
         point
             The first decision.
-        num_tokens
-            Tokens that enter the cache; only decisions that one of them follows are returned.
+        spans
+            Of the sequence. Its last token never enters the cache: only decisions that a row
+            follows are returned.
         """
 
     @property
@@ -176,27 +199,79 @@ class Once(Schedule):
         """``at``."""
         return {"at": self.start.text}
 
-    def decisions(self, point: int, num_tokens: int) -> tuple[int, ...]:
+    def decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
         """Return the point alone."""
-        return (point,) if point < num_tokens else ()
+        return (point,) if point < spans.num_rows else ()
+
+
+@dataclass(frozen=True)
+class EachTurn(Schedule):
+    """A decision after each turn, the first of them the start; what a turn adds stays until then."""
+
+    @property
+    def items(self) -> dict[str, str]:
+        """``at``."""
+        return {"at": self.start.text}
+
+    def decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
+        """Return the ends of the turns from the point on."""
+        return tuple(end for end in spans.turn_ends if point <= end < spans.num_rows)
 
 
 @dataclass(frozen=True)
 class Every(Schedule):
-    """A decision every so many tokens; in between up to ``every`` - 1 more entries are held."""
+    """A decision every so many tokens; in between up to ``every`` - 1 more entries are held.
+
+    Parameters
+    ----------
+    every
+        Tokens between decisions.
+    above
+        Tokens that must have been seen before the first decision.
+    """
 
     every: int
+    above: int = 0
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            msg = f"every={self.every} is not a number of tokens, at least 1."
+        if self.every < 1 or self.above < 0:
+            msg = f"every={self.every} is at least 1 token, above={self.above} not negative."
             raise UsageError(msg)
 
     @property
     def items(self) -> dict[str, str]:
-        """``every`` and ``from``."""
-        return {"every": str(self.every), "from": self.start.text}
+        """``every`` and ``from``, and ``above`` where there is one."""
+        above = {"above": str(self.above)} if self.above else {}
+        return {"every": str(self.every), "from": self.start.text} | above
 
-    def decisions(self, point: int, num_tokens: int) -> tuple[int, ...]:
+    def point(self, spans: Spans) -> int | None:
+        """Return the tokens seen at the first decision, like the others, but at least ``above``."""
+        point = super().point(spans)
+        point = None if point is None else max(point, self.above)
+        return point if point is not None and point < spans.num_tokens else None
+
+    def decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
         """Return the point and each ``every`` tokens after it."""
-        return tuple(range(point, num_tokens, self.every))
+        return tuple(range(point, spans.num_rows, self.every))
+
+
+def parse_schedule(items: dict[str, str]) -> Schedule:
+    """Return the schedule of the parameters ``at``, or ``every``, ``from`` and ``above``.
+
+    Raises
+    ------
+    UsageError
+        If they are not one of the two, or a value is out of range.
+    """
+    if items.keys() == {"at"}:
+        kind = EachTurn if items["at"] == "turn" else Once
+        return kind(parse_anchor(items["at"]))
+    if {"every", "from"} <= items.keys() <= {"every", "from", "above"}:
+        start, every, above = items["from"], items["every"], items.get("above", "0")
+        try:
+            return Every(parse_anchor(start), int(every), int(above))
+        except ValueError as error:
+            msg = f"every={every!r} and above={above!r} are numbers of tokens."
+            raise UsageError(msg) from error
+    msg = "at=POINT decides once, every=N with from=POINT again and again: name one of the two."
+    raise UsageError(msg)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
+from tracekit.kv.accumulate import Accumulator
 from tracekit.registry import Registry
 
 if TYPE_CHECKING:
@@ -13,28 +14,31 @@ if TYPE_CHECKING:
 
     from tracekit.kv.view import View
 
-Reduce = Literal["mean", "max", "sum"]
-"""How numbers of the query heads that share a KV head become one."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What the engine must compute for a scorer; the view refuses anything else.
+    """What the engine must provide to a scorer or a budget; the view refuses anything else.
 
     Parameters
     ----------
-    keys
-        The keys themselves.
-    attention_sum
-        Attention that each key has received from all rows so far, each row reduced over the query
-        heads of a KV head in this way.
+    keys, values
+        Keys and values themselves, evicted ones included.
+    queries
+        Queries of all rows so far.
+    accumulated
+        What is summed up over all rows so far.
     last_queries
-        Attention of this many newest rows to the keys that are held now.
+        Queries of this many newest rows, and their attention to the keys that are held now.
+    future
+        Rows that come after the decision. No decoder has them: such a rule is a bound.
     """
 
     keys: bool = False
-    attention_sum: Reduce | None = None
+    values: bool = False
+    queries: bool = False
+    accumulated: tuple[Accumulator, ...] = ()
     last_queries: int = 0
+    future: bool = False
 
 
 EVERY_STEP = (("every", "1"), ("from", "prompt"))
@@ -49,6 +53,8 @@ class Preset:
     ----------
     name
         As users write it.
+    scorer
+        Name of the scorer; empty in the presets of a scorer's own class.
     sinks
         First positions that stay.
     recent
@@ -56,12 +62,16 @@ class Preset:
         scorer whose value is the number of tokens.
     schedule
         Parameters of the schedule.
+    items
+        Any other parameters, as text: the scorer's, ``layers``, ``heads``, ``positions`` ...
     """
 
     name: str
+    scorer: str = ""
     sinks: int = 0
     recent: str = "0"
     schedule: tuple[tuple[str, str], ...] = (("at", "prompt"),)
+    items: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,13 +81,20 @@ class Scorer(ABC):
     presets: ClassVar[tuple[Preset, ...]]
     evicts: ClassVar[bool] = True
     """False if the policy keeps everything, so that there is no amount to choose."""
-    state_bytes_per_entry: ClassVar[int] = 0
-    """Bytes that the rule itself must keep beside each cache entry of a KV head."""
+    causal: ClassVar[bool] = True
+    """False if it looks at later rows: a bound, which no decoder equals, never recommended."""
+    uses_values: ClassVar[bool] = False
+    """Whether it reads values, which latent attention (MLA) does not have by head."""
 
     @property
     def needs(self) -> Needs:
         """What ``score`` reads."""
         return Needs()
+
+    @property
+    def state_bytes_per_entry(self) -> int:
+        """Bytes that the rule itself must keep beside each cache entry of a KV head."""
+        return sum(one.state_bytes_per_entry for one in self.needs.accumulated)
 
     @abstractmethod
     def score(self, view: View) -> torch.Tensor:
@@ -86,7 +103,7 @@ class Scorer(ABC):
         Parameters
         ----------
         view
-            What is known then. Nothing in it depends on later tokens.
+            What is known then. Nothing in it depends on later tokens, unless ``needs.future``.
 
         Returns
         -------

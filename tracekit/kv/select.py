@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 from tracekit.errors import UsageError
+from tracekit.kv.amounts import Amount, Tokens
 
 if TYPE_CHECKING:
-    from tracekit.kv.amounts import Amount
+    from tracekit.kv.budget import HeadBudget
 
-_GONE, _SCORED, _RECENT, _SINK = -2, -1, 0, 1
+_GONE, _SCORED, _TEMPLATE, _RECENT, _SINK = -3, -2, -1, 0, 1
+_LAST = torch.iinfo(torch.int64).max
 
 
 class Selection(NamedTuple):
@@ -32,17 +34,25 @@ class Protection:
         First positions of the sequence.
     recent
         Newest positions: tokens, or a fraction of the budget (rounded down).
+    grace
+        Tokens for which a new key stays, so that it can earn a score: ``recent`` is at least this.
+    template
+        Whether the tokens of the chat template stay (``kept``) or are scored like all others.
     """
 
-    sinks: int
-    recent: Amount
+    sinks: int = 0
+    recent: Amount = Tokens(0)
+    grace: int = 0
+    template: Literal["scored", "kept"] = "scored"
 
     def __post_init__(self) -> None:
-        if self.sinks < 0:
-            msg = f"sinks={self.sinks} is not a number of tokens."
+        if self.sinks < 0 or self.grace < 0:
+            msg = f"sinks={self.sinks} and grace={self.grace} are numbers of tokens, not negative."
             raise UsageError(msg)
 
-    def tiers(self, budget_NLG: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    def tiers(
+        self, budget_NLG: torch.Tensor, num_tokens: int, template_K: torch.Tensor
+    ) -> torch.Tensor:
         """Return the rank that comes before any score.
 
         Parameters
@@ -51,17 +61,21 @@ class Protection:
             Entries that each head keeps, int64.
         num_tokens
             K, the tokens seen.
+        template_K
+            bool: tokens of the chat template.
 
         Returns
         -------
         Tensor
-            int64 [N, L, G, K]: sinks before the newest before all others.
+            int64 [N, L, G, K]: sinks before the newest before the template before all others.
         """
-        recent = [self.recent.of(budget) for budget in budget_NLG.flatten().tolist()]
-        recent_NLG1 = budget_NLG.new_tensor(recent).reshape(*budget_NLG.shape, 1)
+        values = budget_NLG.flatten().tolist()
+        recent = {one: max(self.grace, self.recent.of(one)) for one in set(values)}
+        start_NLG1 = budget_NLG.new_tensor([num_tokens - recent[one] for one in values])
         position_K = torch.arange(num_tokens, device=budget_NLG.device)
-        is_recent_NLGK = position_K >= num_tokens - recent_NLG1
-        tier_NLGK = torch.where(is_recent_NLGK, _RECENT, _SCORED)
+        is_recent_NLGK = position_K >= start_NLG1.reshape(*budget_NLG.shape, 1)
+        rest_K = torch.where(template_K & (self.template == "kept"), _TEMPLATE, _SCORED)
+        tier_NLGK = torch.where(is_recent_NLGK, _RECENT, rest_K)
         tier_NLGK[..., : self.sinks] = _SINK
         return tier_NLGK
 
@@ -71,41 +85,70 @@ def select(
     held_NLGK: torch.Tensor,
     budget_NLG: torch.Tensor,
     protection: Protection,
+    heads: HeadBudget,
+    template_K: torch.Tensor,
 ) -> Selection:
-    """Return the keys that stay: each head keeps min(budget, held).
+    """Return the keys that stay: each layer keeps min(budget, held), over its heads.
 
-    Order: sinks (the first position first), then the newest, then by score in float32; among
-    equals the more recent position.
+    Order: sinks (the first position first), then the newest, then the template, then by score in
+    float32; among equals the more recent position. What a head cannot use, since it holds fewer,
+    goes to the next best keys of the layer's other heads.
 
     Parameters
     ----------
     score_NLGK
-        Higher stays longer; no NaN where a key is held. N may be 1, the same for all.
+        Higher stays longer; no NaN where a key is held. Axes may be 1, the same for all.
     held_NLGK
         bool, keys that are there.
     budget_NLG
         int64, at least 1.
     protection
         What comes before the score.
+    heads
+        How a layer's budget is shared out over its heads.
+    template_K
+        bool: tokens of the chat template.
     """
-    num_keys = held_NLGK.shape[-1]
-    tier_NLGK = protection.tiers(budget_NLG, num_keys)
+    tier_NLGK = protection.tiers(budget_NLG, held_NLGK.shape[-1], template_K)
     protected_NLG = ((tier_NLGK > _SCORED) & held_NLGK).sum(-1)
     order_NLGK = _order(score_NLGK, tier_NLGK.masked_fill(~held_NLGK, _GONE))
-    last_NLG1 = (budget_NLG.clamp(max=num_keys) - 1)[..., None]
-    ranked_NLGK = order_NLGK.sort(dim=-1, descending=True).values
-    kept_NLGK = (order_NLGK >= ranked_NLGK.gather(-1, last_NLG1)) & held_NLGK
-    return Selection(kept_NLGK, protected_NLG > budget_NLG)
+    num_held_NLG = held_NLGK.sum(-1).expand(budget_NLG.shape)
+    share_NLG = heads.share(order_NLGK.where(held_NLGK, -_LAST), budget_NLG)
+    excess_NLG = (num_held_NLG - share_NLG).clamp(min=0)
+    evicted_NLGK = _lowest(order_NLGK.where(held_NLGK, _LAST), excess_NLG)
+    kept_NLGK = held_NLGK & ~evicted_NLGK
+    spare_NL = (share_NLG - num_held_NLG).clamp(min=0).sum(-1)
+    if bool((spare_NL.clamp(max=1) & excess_NLG.sum(-1).clamp(max=1)).any()):
+        kept_NLGK |= _highest_of_layer(order_NLGK.where(evicted_NLGK, -_LAST), spare_NL)
+    return Selection(kept_NLGK, protected_NLG > share_NLG)
+
+
+def _lowest(order_NLGK: torch.Tensor, count_NLG: torch.Tensor) -> torch.Tensor:
+    """Return bool [N, L, G, K]: the ``count`` lowest of each head."""
+    most = int(count_NLG.max())
+    if most == 0:
+        return torch.zeros_like(order_NLGK, dtype=torch.bool)
+    lowest_NLGC = order_NLGK.topk(most, dim=-1, largest=False).values
+    last_NLG1 = lowest_NLGC.gather(-1, (count_NLG - 1).clamp(min=0)[..., None])
+    return (order_NLGK <= last_NLG1) & (count_NLG > 0)[..., None]
+
+
+def _highest_of_layer(order_NLGK: torch.Tensor, count_NL: torch.Tensor) -> torch.Tensor:
+    """Return bool [N, L, G, K]: the ``count`` highest of each layer; -_LAST is not to be had."""
+    flat_NLX = order_NLGK.flatten(2)
+    rank_NLX = flat_NLX.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    chosen_NLX = (rank_NLX < count_NL[..., None]) & (flat_NLX > -_LAST)
+    return chosen_NLX.reshape(order_NLGK.shape)
 
 
 def _order(score_NLGK: torch.Tensor, tier_NLGK: torch.Tensor) -> torch.Tensor:
-    """Return one int64 a key that no two keys share: tier, then score, then position.
+    """Return one int64 a key that no two keys of a head share: tier, then score, then position.
 
-    2 bits of tier, 32 bits of score (a float32 read as an integer keeps its order once negative
-    numbers are turned around), 30 bits of position. Without ties any sort gives the same set.
+    3 bits of tier, 32 bits of score (a float32 read as an integer keeps its order once negative
+    numbers are turned around), 28 bits of position. Without ties any sort gives the same set.
     """
     position_K = torch.arange(tier_NLGK.shape[-1], device=tier_NLGK.device)
     bits = (score_NLGK.float() + 0.0).view(torch.int32)  # adding 0 turns -0 into 0
     level = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     level = level.where(tier_NLGK <= _SCORED, torch.where(tier_NLGK == _SINK, -position_K, 0))
-    return (tier_NLGK << 62) + ((level + (1 << 31)) << 30) + position_K
+    return (tier_NLGK << 60) + ((level + (1 << 31)) << 28) + position_K

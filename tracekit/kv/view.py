@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from tracekit.errors import UsageError
+from tracekit.kv.attend import row_blocks, seen_weights, to_heads
+from tracekit.measure.attention import logits_HQK, visible_QK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator, Mapping
 
-    from tracekit.spec import LayerSpec
+    from tracekit.kv.accumulate import Accumulator
+    from tracekit.spec import LayerSpec, RopeSpec
 
 T = TypeVar("T")
 
@@ -31,17 +34,29 @@ class View:
         Of the sequence.
     held_NLGK
         bool: keys that are there, neither evicted nor out of the window. K tokens were seen.
-    keys, attention_sum, last_attention
-        What is behind the properties; None if not declared.
+    num_decisions
+        Decisions made before this one.
+    stored
+        All keys, [L, G, K, D].
+    rope
+        Rotary embedding of the layers; None if they have none.
+    keys, values, queries, last_queries, accumulated, future
+        What is behind the properties; None or missing if not declared.
     """
 
     layer: LayerSpec
     layers: tuple[int, ...]
     seed: int
     held_NLGK: torch.Tensor
+    num_decisions: int = 0
+    stored: torch.Tensor | None = None
     keys: torch.Tensor | None = None
-    attention_sum: torch.Tensor | None = None
-    last_attention: Callable[[], torch.Tensor] | None = None
+    values: torch.Tensor | None = None
+    queries: torch.Tensor | None = None
+    last_queries: torch.Tensor | None = None
+    accumulated: Mapping[Accumulator, torch.Tensor] | None = None
+    rope: RopeSpec | None = None
+    future: Future | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -55,18 +70,102 @@ class View:
 
     @property
     def key_LGKD(self) -> torch.Tensor:
-        """Keys, evicted ones included."""
+        """Keys as they were written, evicted ones included."""
         return _declared(self.keys, "keys")
 
     @property
-    def attention_sum_NLGK(self) -> torch.Tensor:
-        """Attention received from all rows so far, each as that layer computed it."""
-        return _declared(self.attention_sum, "attention_sum")
+    def value_LGKD(self) -> torch.Tensor:
+        """Values, evicted ones included."""
+        return _declared(self.values, "values")
+
+    @property
+    def query_LHKD(self) -> torch.Tensor:
+        """Queries of all rows so far, one a key."""
+        return _declared(self.queries, "queries")
+
+    @property
+    def last_query_LHQD(self) -> torch.Tensor:
+        """Queries of the newest rows (fewer at the start)."""
+        return _declared(self.last_queries, "last_queries")
+
+    @property
+    def later(self) -> Future:
+        """Rows after the decision."""
+        return _declared(self.future, "future")
+
+    def total_NLXK(self, accumulator: Accumulator) -> torch.Tensor:
+        """Return what has been accumulated over all rows so far, [N, L, H or G, K]."""
+        return _declared((self.accumulated or {}).get(accumulator), f"accumulated {accumulator}")
 
     @property
     def last_attention_NLHQK(self) -> torch.Tensor:
-        """Attention of the newest rows (fewer at the start), renormalised over the held keys."""
-        return _declared(self.last_attention, "last_queries")()
+        """Attention of the newest rows, renormalised over the held keys."""
+        return to_heads(self._last_weights())
+
+    @property
+    def last_logits_LHQK(self) -> torch.Tensor:
+        """Logits of the newest rows; -inf for keys that a row does not see (evicted ones: any)."""
+        query_LHQD = self.last_query_LHQD
+        logits_LHQK = logits_HQK(query_LHQD, _declared(self.stored, "last_queries"), self.layer)
+        return logits_LHQK.masked_fill_(~self._last_seen_QK(), -torch.inf)
+
+    def _last_seen_QK(self) -> torch.Tensor:
+        num_rows, num_keys = self.last_query_LHQD.shape[-2], self.num_tokens
+        device = self.held_NLGK.device
+        return visible_QK(
+            self.layer, num_rows, num_keys, first_query=num_keys - num_rows, device=device
+        )
+
+    def _last_weights(self) -> torch.Tensor:
+        seen_NLGQK = self.held_NLGK[..., None, :] & self._last_seen_QK()
+        return seen_weights(self.last_logits_LHQK, seen_NLGQK, self.layer)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Future:
+    """Rows after a decision, for bounds that no decoder can reach.
+
+    Parameters
+    ----------
+    layer
+        The spec that the layers share.
+    query_LHTD, key_LGTD, value_LGTD
+        All recorded rows of the sequence.
+    """
+
+    layer: LayerSpec
+    query_LHTD: torch.Tensor
+    key_LGTD: torch.Tensor
+    value_LGTD: torch.Tensor
+
+    def weights(self, held_NLGK: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield attention of the later rows over what is held now and what comes after.
+
+        Rows are renormalised over the held keys, as they would be if nothing more were evicted.
+
+        Parameters
+        ----------
+        held_NLGK
+            bool, K tokens seen.
+
+        Yields
+        ------
+        tuple
+            Position of the first row of a block, and weights [L, G, N, M, Q, its last row + 1].
+        """
+        num_tokens, num_rows = held_NLGK.shape[-1], self.key_LGTD.shape[-2]
+        num_layers, num_heads = self.query_LHTD.shape[:2]
+        item = self.key_LGTD.element_size()
+        row_bytes = len(held_NLGK) * num_layers * num_heads * num_rows * item
+        for start, end in row_blocks(num_tokens, num_rows, row_bytes):
+            here_NLGK = torch.nn.functional.pad(held_NLGK, (0, end - num_tokens), value=True)
+            seen_QK = visible_QK(
+                self.layer, end - start, end, first_query=start, device=held_NLGK.device
+            )
+            logits_LHQK = logits_HQK(
+                self.query_LHTD[..., start:end, :], self.key_LGTD[..., :end, :], self.layer
+            )
+            yield start, seen_weights(logits_LHQK, here_NLGK[..., None, :] & seen_QK, self.layer)
 
 
 def _declared(value: T | None, name: str) -> T:

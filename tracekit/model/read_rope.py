@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from tracekit.measure.rope import turn_pairs
 from tracekit.model.decoder import decoder_of
-from tracekit.spec import RopeSpec
+from tracekit.spec import RopeLayout, RopeSpec
 
 SHIFT = 11
 """Positions by which a probe is moved to see which keys turn."""
+
+LAYOUTS: tuple[RopeLayout, ...] = get_args(RopeLayout)
 
 _BUFFER = "inv_freq"
 
@@ -41,8 +44,8 @@ def read_ropes(model: Any) -> dict[str, RopeSpec]:
 
 def rope_of(
     key_GKD: torch.Tensor, moved_GKD: torch.Tensor, ropes: dict[str, RopeSpec], *, gate: float
-) -> str | None:
-    """Return the name of the rotary embedding that turned a layer's keys, None if none did.
+) -> tuple[str, RopeLayout] | None:
+    """Return the rotary embedding that turned a layer's keys and its layout, None if none did.
 
     Attention does not see a common shift of all positions, so hidden states stay the same and keys
     differ by their rotation alone. This holds whether the config names such layers or not.
@@ -50,7 +53,7 @@ def rope_of(
     Parameters
     ----------
     key_GKD
-        Keys of a probe.
+        Keys of a probe [G, K, D].
     moved_GKD
         Keys of the same tokens, every position later by ``SHIFT``.
     ropes
@@ -60,33 +63,24 @@ def rope_of(
 
     Returns
     -------
-    str or None
-        None also if the keys changed in a way that no rope explains (learned positions).
+    tuple of str or None
+        Name and layout, the better one where both are within the gate; None also if the keys
+        changed in a way that no rope explains (learned positions).
     """
-    size = moved_GKD.abs().max()
-    if bool((key_GKD - moved_GKD).abs().max() <= gate * size):
+    size = float(moved_GKD.abs().max())
+    if float((key_GKD - moved_GKD).abs().max()) <= gate * size:
         return None
     for name, rope in ropes.items():
         angle_F = SHIFT * torch.tensor(rope.inv_freq, dtype=torch.float64, device=key_GKD.device)
-        turned_GKF = [
-            torch.polar(torch.ones_like(angle_F), angle_F) * z for z in _pairs(key_GKD, angle_F)
-        ]
-        errors = [
-            (turned - moved).abs().max()
-            for turned, moved in zip(turned_GKF, _pairs(moved_GKD, angle_F), strict=True)
-        ]
-        if bool(min(errors) <= gate * size):
-            return name
+        turn_F = torch.polar(torch.ones_like(angle_F), angle_F)
+        # The rest of a head is not looked at: models may do there what they like.
+        before, after = (one[..., : 2 * len(angle_F)].double() for one in (key_GKD, moved_GKD))
+        errors = {
+            layout: float((turn_pairs(before, turn_F, layout) - after).abs().max())
+            for layout in LAYOUTS
+        }
+        # With one pair both layouts are the same, and the first of them is named.
+        best = min(LAYOUTS, key=lambda layout: errors[layout])
+        if errors[best] <= gate * size:
+            return name, best
     return None
-
-
-def _pairs(key_GKD: torch.Tensor, angle_F: torch.Tensor) -> list[torch.Tensor]:
-    """Return the rotated part of keys as complex numbers [G, K, F], in both usual layouts.
-
-    Pairs are (j, j + F), or neighbours (2 j, 2 j + 1).
-    """
-    num_pairs = len(angle_F)
-    part = key_GKD[..., : 2 * num_pairs].double()
-    halves = torch.complex(part[..., :num_pairs], part[..., num_pairs:])
-    neighbours = torch.complex(part[..., 0::2], part[..., 1::2])
-    return [halves, neighbours]

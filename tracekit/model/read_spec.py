@@ -21,7 +21,7 @@ from tracekit.spec import LayerSpec, ModelSpec
 if TYPE_CHECKING:
     from tracekit.model.probe import Seen
     from tracekit.model.tap import AttentionCall
-    from tracekit.spec import LayerKind, RopeSpec
+    from tracekit.spec import LayerKind, RopeLayout, RopeSpec
 
 CHECK_GATES = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 5e-2, "float16": 5e-2}
 """Largest error of recomputed attention outputs, relative to the largest output."""
@@ -69,7 +69,7 @@ def read_spec(model: Any, *, name: str, num_tokens: int, revision: str | None = 
         layers = _read_layers(seen, config.num_hidden_layers, gate=CHECK_GATES[dtype])
     if ropes and seen.calls:
         moved = watch(model, ids, shift=SHIFT)
-        layers = [_with_rope(layer, seen, moved, ropes, gate=SAME_GATES[dtype]) for layer in layers]
+        layers, ropes = _with_ropes(layers, seen, moved, ropes, gate=SAME_GATES[dtype])
     longest, trained = read_positions(model, ropes)
     return ModelSpec(
         name=name,
@@ -223,11 +223,22 @@ def _refusal(
     return None
 
 
-def _with_rope(
-    layer: LayerSpec, seen: Seen, moved: Seen, ropes: dict[str, RopeSpec], *, gate: float
-) -> LayerSpec:
-    """Return the layer with the name of the rope that turned its keys between two probes."""
-    if not layer.num_heads:
-        return layer
-    before, after = (as_wide(one.of(layer.index)[0].key_BGKD[0]) for one in (seen, moved))
-    return replace(layer, rope=rope_of(before, after, ropes, gate=gate))
+def _with_ropes(
+    layers: list[LayerSpec], seen: Seen, moved: Seen, ropes: dict[str, RopeSpec], *, gate: float
+) -> tuple[list[LayerSpec], dict[str, RopeSpec]]:
+    """Return layers with the rope that turned their keys between two probes, ropes with layouts."""
+    named = list(layers)
+    layouts: dict[str, set[RopeLayout]] = {name: set() for name in ropes}
+    for at, layer in enumerate(layers):
+        if not layer.num_heads:
+            continue
+        before, after = (as_wide(one.of(layer.index)[0].key_BGKD[0]) for one in (seen, moved))
+        if found := rope_of(before, after, ropes, gate=gate):
+            name, layout = found
+            named[at] = replace(layer, rope=name)
+            layouts[name].add(layout)
+    # Layers that do not agree leave the layout unknown, which is refused where it matters.
+    return named, {
+        name: replace(rope, layout=layouts[name].pop() if len(layouts[name]) == 1 else None)
+        for name, rope in ropes.items()
+    }

@@ -55,6 +55,7 @@ def estimate(loaded: LoadedModel, source: Source, options: RecordOptions) -> Est
         capture=options.capture,
         dtype_store=options.dtype_store,
         head=options.head,
+        store_oproj=options.store_oproj,
         maps=options.wanted(loaded.spec).maps,
         attention_topk=options.attention_topk,
     )

@@ -83,6 +83,7 @@ def estimate_bytes(
     capture: str,
     dtype_store: str,
     head: str,
+    store_oproj: bool = False,
     maps: Collection[int] = (),
     attention_topk: int = 0,
 ) -> dict[str, int]:
@@ -94,8 +95,8 @@ def estimate_bytes(
         Of the model.
     lengths
         One a sequence; generated answers are taken as long as they may be.
-    capture, dtype_store, head
-        As in ``RecordOptions``.
+    capture, dtype_store, head, store_oproj
+        As in ``RecordOptions``; a projection is taken to be found in each layer, without a bias.
     maps
         Layers whose maps are stored.
     attention_topk
@@ -109,8 +110,10 @@ def estimate_bytes(
     """
     seen = [layer for layer in spec.layers if layer.num_heads and layer.refusal is None]
     found = {layout.VOCABULARY: _table_bytes(schema.VOCAB, VOCAB_ROW_BYTES * spec.head.num_rows)}
-    if head == "store":
-        found[layout.WEIGHTS] = _weights_bytes(spec)
+    matrices = [_head_numbers(spec)] * (head == "store")
+    matrices += [_projection_numbers(spec, seen)] * store_oproj
+    if matrices:
+        found[layout.WEIGHTS] = sum(matrices) * ITEM_BYTES[spec.dtype]
     data = dict.fromkeys(_names(seen, capture), 0.0)
     item_bytes = ITEM_BYTES[spec.dtype if dtype_store == "native" else dtype_store]
     for one in lengths:
@@ -176,12 +179,16 @@ def _num_rows(spec: ModelSpec, seen: Sequence[LayerSpec], one: Length) -> dict[s
     }
 
 
-def _weights_bytes(spec: ModelSpec) -> int:
-    """Return the bytes of the head, its bias, the final norm and, untied, the embedding."""
+def _head_numbers(spec: ModelSpec) -> int:
+    """Return the numbers of the head, its bias, the final norm and, untied, the embedding."""
     head = spec.head
     matrices = 1 if head.is_tied else 2
-    numbers = head.num_rows * (matrices * head.hidden_size + head.has_bias) + head.hidden_size
-    return numbers * ITEM_BYTES[spec.dtype]
+    return head.num_rows * (matrices * head.hidden_size + head.has_bias) + head.hidden_size
+
+
+def _projection_numbers(spec: ModelSpec, seen: Sequence[LayerSpec]) -> int:
+    """Return the numbers of the output projections of layers."""
+    return spec.head.hidden_size * sum(layer.num_heads * layer.value_dim for layer in seen)
 
 
 def _tensor_bytes(

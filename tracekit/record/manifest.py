@@ -61,6 +61,7 @@ def recording_settings(
         "maps": sorted(options.wanted(loaded.spec).maps),
         "attention_topk": options.attention_topk,
         "head": options.head,
+        "store_oproj": options.store_oproj,
     }
 
 

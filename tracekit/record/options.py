@@ -52,6 +52,9 @@ class RecordOptions:
         Largest entries of each attention row to keep with their keys.
     head
         ``store`` the language-model head, so that vocabulary replay needs no model, or ``omit`` it.
+    store_oproj
+        Store the output projection of each layer, so that errors of attention can be measured where
+        they enter the model.
     overwrite
         Delete a trace that is there.
     """
@@ -66,6 +69,7 @@ class RecordOptions:
     maps: tuple[int, ...] | Literal["all"] = ()
     attention_topk: int = 0
     head: str = "store"
+    store_oproj: bool = False
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -88,6 +92,12 @@ class RecordOptions:
                 raise UsageError(msg)
         if self.capture == "steps" and (self.maps or self.attention_topk):
             msg = "capture steps has no attention: maps and attention_topk need hidden or qkv."
+            raise UsageError(msg)
+        if self.capture != "qkv" and self.store_oproj:
+            msg = (
+                f"output projections are of use beside queries, keys and values only: store_oproj "
+                f"needs capture qkv, not {self.capture}."
+            )
             raise UsageError(msg)
 
     def wanted(self, spec: ModelSpec) -> Wanted:

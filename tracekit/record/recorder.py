@@ -13,11 +13,13 @@ from tracekit.errors import InputError
 from tracekit.measure.head import Head
 from tracekit.model.head import head_tensors
 from tracekit.model.load import LoadedModel, load_model
+from tracekit.model.oproj import output_projections
 from tracekit.model.vocabulary import vocabulary_table
 from tracekit.progress import Progress, Silent
 from tracekit.record.batches import batches
 from tracekit.record.job import Job, Skipped
 from tracekit.record.manifest import make_manifest, notes, recording_settings
+from tracekit.record.oproj import projection_tensors, without_projection
 from tracekit.record.options import STORE_DTYPES, RecordOptions
 from tracekit.record.outbox import Outbox
 from tracekit.record.prompts import PromptFile, read_prompts
@@ -187,16 +189,25 @@ class _Recording:
         )
 
     def _add_constants(self) -> None:
-        """Write what all sequences share: the vocabulary, and the head if it is wanted."""
+        """Write what all sequences share: the vocabulary, and the weights that are wanted."""
         if not self._writer.has_file(layout.VOCABULARY):
             rows = self._loaded.spec.head.num_rows
             table = vocabulary_table(self._loaded.tokenizer, rows)
             self._writer.add_file(
                 layout.VOCABULARY, lambda path: pq.write_table(table, path, compression="zstd")
             )
-        if self._options.head == "store" and not self._writer.has_file(layout.WEIGHTS):
-            tensors = {name: one.detach().cpu().contiguous() for name, one in self._tensors.items()}
+        if not self._writer.has_file(layout.WEIGHTS) and (tensors := self._weights()):
             self._writer.add_file(layout.WEIGHTS, lambda path: _save(tensors, path))
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights that are stored, on the CPU; say which cannot be."""
+        tensors = dict(self._tensors) if self._options.head == "store" else {}
+        if self._options.store_oproj:
+            projections = output_projections(self._loaded.model, self._loaded.spec)
+            if note := without_projection(self._loaded.spec, projections):
+                self._progress.say(note)
+            tensors |= projection_tensors(projections)
+        return {name: one.detach().cpu().contiguous() for name, one in tensors.items()}
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:

@@ -17,6 +17,7 @@ from tracekit.spec import ModelSpec
 from tracekit.trace import layout
 from tracekit.trace.manifest import read_manifest
 from tracekit.trace.open_folder import open_folder
+from tracekit.trace.weights import PROJECTION_BIAS, PROJECTION_WEIGHT, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,21 +164,38 @@ class Trace:
     @property
     def has_head(self) -> bool:
         """Whether the language-model head was stored."""
-        return self.folder.exists(self.path / layout.WEIGHTS)
+        return "head.weight" in self._weights.names
 
     @property
     def weights_path(self) -> Path:
-        """Local file of the language-model head, downloaded once where the trace is remote.
+        """Local file of the stored weights, downloaded once where the trace is remote.
 
         Raises
         ------
         TraceError
-            If it was not stored.
+            If there are none.
         """
-        if not self.has_head:
+        if not self.folder.exists(self.path / layout.WEIGHTS):
             msg = f"{self.path} holds no {layout.WEIGHTS}; record with --head store."
             raise TraceError(msg)
         return self.folder.fetch(layout.WEIGHTS)
+
+    def output_projection(self, layer: int) -> tuple[Block, Block | None] | None:
+        """Return the matrix [E, H * D'] and bias [E] that follow a layer's attention output.
+
+        Head h is read by columns h * D' to (h + 1) * D'. None for the bias where there is none, and
+        for both where they were not stored: without --store-oproj, or as the recorder said then.
+
+        Raises
+        ------
+        UsageError
+            If there is no such layer.
+        TraceError
+            If the file of weights is damaged.
+        """
+        self._check_layer(layer)
+        weight = self._weight(PROJECTION_WEIGHT.format(layer))
+        return None if weight is None else (weight, self._weight(PROJECTION_BIAS.format(layer)))
 
     def hidden(self, sequence_id: str) -> Block:
         """Return the final hidden states [T, E]; row t predicts token t + 1."""
@@ -188,9 +206,7 @@ class Trace:
 
         Keys and values of a layer that shares another's are that one's.
         """
-        if not 0 <= layer < len(self.spec.layers):
-            msg = f"there is no layer {layer}: layers are 0 to {len(self.spec.layers) - 1}."
-            raise UsageError(msg)
+        self._check_layer(layer)
         blocks = self._joined(sequence_id, layer, axis=1)
         owner = self.spec.layers[layer].owner
         return blocks if owner is None else self._joined(sequence_id, owner, axis=1) | blocks
@@ -221,6 +237,18 @@ class Trace:
         index = self._index(self._shard_of(sequence_id))
         layers = index.loc[index["sequence_id"] == sequence_id, "layer"].unique()
         return sorted(int(layer) for layer in layers if layer >= 0)
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < len(self.spec.layers):
+            msg = f"there is no layer {layer}: layers are 0 to {len(self.spec.layers) - 1}."
+            raise UsageError(msg)
+
+    @cached_property
+    def _weights(self) -> Weights:
+        return Weights(self.folder)
+
+    def _weight(self, name: str) -> Block | None:
+        return Block(*self._weights.read(name)) if name in self._weights.names else None
 
     def _joined(self, sequence_id: str, layer: int, *, axis: int) -> dict[str, Block]:
         """Return the tensors of one layer by kind, their blocks joined along positions."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tracekit.kv.scorer import EVERY_STEP, SCORERS, Needs, Preset, Reduce, Scorer
+from tracekit.kv.accumulate import Received, Reduce
+from tracekit.kv.scorer import EVERY_STEP, SCORERS, Needs, Preset, Scorer
 
 if TYPE_CHECKING:
     import torch
@@ -34,13 +35,12 @@ class Accumulated(Scorer):
     reduce: Reduce = "mean"
 
     presets: ClassVar = (Preset(name="h2o", recent="0.5", schedule=EVERY_STEP),)
-    state_bytes_per_entry: ClassVar = 4
 
     @property
     def needs(self) -> Needs:
         """The sum."""
-        return Needs(attention_sum=self.reduce)
+        return Needs(accumulated=(Received(self.reduce),))
 
     def score(self, view: View) -> torch.Tensor:
         """Return the sums, [N, L, G, K]."""
-        return view.attention_sum_NLGK
+        return view.total_NLXK(Received(self.reduce))

@@ -1,0 +1,1 @@
+"""Budgets, one a file; each registers itself and the presets that it serves."""

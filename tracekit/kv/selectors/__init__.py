@@ -1,0 +1,1 @@
+"""Selectors, one a file; each registers itself."""

@@ -1,0 +1,1 @@
+"""Transforms, one a file; each registers itself."""
