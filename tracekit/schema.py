@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """Raised when a table changes so that older readers would misread it."""
 
+RESULTS_VERSION = 2
+"""The same for tables of results, which are computed anew more lightly than a trace is recorded."""
+
 ALL = -1
 """In ``layer`` and ``kv_head`` columns: all of them together."""
 
@@ -319,10 +322,12 @@ KV_RESULTS = Table(
         Column("policy", _ID, "", "canonical text of the policy, its identity"),
         Column("family", _ID, "", "short name, the same for all kept fractions of a policy"),
         _LEVEL,
+        Column("causal", _BOOL, "", "false for a bound that looks at later rows: no decoder has it"),
         Column("evict_at", _ID, "", "schedule: at=prompt, at=context, every=1,from=prompt ..."),
         Column("query_aware", _BOOL, "", "whether the question was seen before the first eviction"),
         _LAYER,
         Column("kv_head", _I16, "", "key-value head"),
+        Column("steps", _ID, "", "steps after the eviction point: 'all', 1-16, 17-64 ..."),
         _BUCKET,
         Column("target_frac", _F32, "", "what the policy was asked to keep of the tokens seen"),
         Column("kept_frac", _F32, "", "bytes held over bytes of the full cache, mean over steps"),
@@ -331,14 +336,40 @@ KV_RESULTS = Table(
         Column("padded_frac", _F32, "", "longest head times heads: what a rectangle would hold"),
         Column("read_frac", _F32, "", "bytes read a step over bytes of the full cache"),
         Column("kv_bytes", _F64, "bytes", "bytes held, mean over scored steps"),
+        Column("peak_kv_bytes", _F64, "bytes", "most bytes held at a scored step"),
         Column("full_kv_bytes", _F64, "bytes", "bytes of the full cache, mean over scored steps"),
         Column("state_bytes", _F64, "bytes", "what the policy itself must keep, mean over steps"),
-        Column("num_evicted", _I64, "entries", "entries evicted by the end, over layers and heads"),
+        Column("num_evicted", _I64, "entries", "entries evicted by then, over layers and heads"),
+        Column("is_idle", _BOOL, "", "nothing was evicted: the budget was never short; not averaged"),
         Column("is_clipped", _BOOL, "", "the budget was smaller than what was to be protected"),
         Column("is_clamped", _BOOL, "", "the budget was larger than what the full cache held"),
         Column("output_error", _F32, "", "relative L2 of the attention output over scored rows"),
         Column("output_cosine", _F32, "", "mean cosine of pruned and full attention output"),
-        Column("mass_kept", _F32, "", "recorded attention mass on the kept keys, mean over rows"),
+        Column(
+            "projected_error",
+            _F32,
+            "",
+            "the same after the output projection (traces with --store-oproj); a head's is that of "
+            "its own part",
+        ),
+        Column("mass_kept", _F32, "", "recorded attention mass on the keys read, mean over rows"),
+        Column("attention_kl_nats", _F32, "nats", "KL(pruned || full) of attention rows, mean"),
+        Column(
+            "topk_overlap",
+            _F32,
+            "",
+            "keys read that are among as many most attended ones, at up to 16 rows, evenly spaced",
+        ),
+        Column(
+            "oracle_overlap",
+            _F32,
+            "",
+            "keys left by the first decision that are among as many of most later attention",
+        ),
+        Column("needle_kept", _F32, "", "needle entries that are held, mean over scored steps"),
+        Column("erased_frac", _F32, "", "tokens seen that were evicted from all heads of this row"),
+        Column("evicted_age_tokens", _F32, "tokens", "age of entries when evicted, mean"),
+        Column("churn", _F32, "entries a step", "evictions after the first decision, a head"),
         Column("kl_nats", _F32, "nats a token", "KL of the next-token distributions (propagated)"),
         Column("kl_predicted_nats", _F32, "nats a token", "the same foretold from probes"),
         Column(
@@ -539,4 +570,12 @@ SHOWN = Table(
     ),
 )
 
-RESULT_TABLES = (KV_RESULTS, VOCAB_RESULTS, SUMMARY, TIMINGS, SHOWN)
+RESULT_TABLES = (
+    KV_RESULTS,
+    VOCAB_RESULTS,
+    ATTENTION_RESULTS,
+    RECOMMENDED,
+    SUMMARY,
+    TIMINGS,
+    SHOWN,
+)

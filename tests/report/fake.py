@@ -13,7 +13,7 @@ from tracekit.schema import (
     ALL,
     ANY,
     KV_RESULTS,
-    SCHEMA_VERSION,
+    RESULTS_VERSION,
     SHOWN,
     SUMMARY,
     TIMINGS,
@@ -205,7 +205,7 @@ def _run(
 ) -> dict[str, Any]:
     first = sequences[0]["sequence_id"]
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": RESULTS_VERSION,
         "tracekit_version": "0.1.0",
         "versions": {"python": "3.11.7", "torch": "2.13.0", "transformers": "5.24.0"},
         "command": ["tracekit", "simulate", "demo-trace", "-o", "demo-results"],

@@ -91,9 +91,15 @@ def make_sequence(
     )
 
 
-def measured(trace: Any, sequence: pd.Series[Any], **how: Any) -> pd.DataFrame:
-    frame: pd.DataFrame = attention_rows(trace, sequence, **how).to_pandas()
+def measured(trace: Any, sequence: pd.Series[Any], **how: Any) -> Any:
+    frame = attention_rows(trace, sequence, **how).to_pandas()
     return frame.set_index(["layer", "kv_head"])
+
+
+def slow_layer(trace: Any, layer: LayerSpec, first_row: int, name: str = "one#0") -> SlowLayer:
+    blocks = trace.attention_inputs(name, layer.index)
+    query, key = (blocks[kind].data.astype(np.float64) for kind in ("query", "key"))
+    return SlowLayer(layer, query, key, first_row)
 
 
 def same(found: Any, expected: float | None, name: str, rtol: float = 1e-5) -> None:
@@ -101,9 +107,7 @@ def same(found: Any, expected: float | None, name: str, rtol: float = 1e-5) -> N
     np.testing.assert_allclose(float(found), wanted, rtol=rtol, atol=1e-6, err_msg=name)
 
 
-def check_layer(
-    frame: pd.DataFrame, slow: SlowLayer, point: int, later_row: int, share: float
-) -> None:
+def check_layer(frame: Any, slow: SlowLayer, point: int, later_row: int, share: float) -> None:
     """Compare all rows of one layer with the twin's."""
     for kv_head in slow.heads:
         row = frame.loc[(slow.layer.index, kv_head)]
@@ -131,12 +135,12 @@ def check_layer(
                 same(row[f"{kind}_frac_{percent}"], value, kind)
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_every_number_is_that_of_loops_over_heads_rows_and_keys(data: st.DataObject) -> None:
     groups, group_size = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
     num_rows = data.draw(st.integers(1, 34))
-    shapes = {
+    shapes: dict[str, Any] = {
         "groups": groups,
         "group_size": group_size,
         "scale": data.draw(st.sampled_from([0.0, 0.5, 2.0])),
@@ -158,10 +162,7 @@ def test_every_number_is_that_of_loops_over_heads_rows_and_keys(data: st.DataObj
     if first_row >= num_rows:
         assert frame.empty
         return
-    slow = [
-        SlowLayer(one, *(trace.arrays[one.index][kind] for kind in ("query", "key")), first_row)
-        for one in layers
-    ]
+    slow = [slow_layer(trace, one, first_row) for one in layers]
     assert len(frame) == len(layers) * (groups + 1)
     for one in slow:
         check_layer(frame, one, point, max(point, first_row), share)
@@ -175,6 +176,17 @@ def test_every_number_is_that_of_loops_over_heads_rows_and_keys(data: st.DataObj
         same(found, expected, "next_layer_jaccard")
     heads = frame.index.get_level_values("kv_head") >= 0
     assert frame.loc[heads, "next_layer_jaccard"].isna().all()
+
+
+@pytest.mark.parametrize("prompt_end", [None, 40])
+@pytest.mark.parametrize("window", [None, 30])
+def test_heads_of_a_group_share_the_set_that_serves_their_sum(
+    prompt_end: int | None, window: int | None
+) -> None:
+    layer = make_layer(group_size=3, window=window)
+    trace, point = make_trace([layer], 60, seed=1), prompt_end or 30
+    frame = measured(trace, make_sequence(61, prompt_end))
+    check_layer(frame, slow_layer(trace, layer, prompt_end or 0), point, point, ROW_QUANTILE)
 
 
 def test_the_columns_of_the_schema_are_those_that_are_measured() -> None:
@@ -253,9 +265,7 @@ def test_recorded_models_are_measured_as_loops_measure_them(name: str, tmp_path:
     frame = measured(trace, sequence)
     point = int(sequence["prompt_end"])
     for layer in trace.spec.layers:
-        blocks = trace.attention_inputs(str(sequence["sequence_id"]), layer.index)
-        arrays = [blocks[kind].data.astype(np.float64) for kind in ("query", "key")]
-        slow = SlowLayer(layer, *arrays, point)
+        slow = slow_layer(trace, layer, point, str(sequence["sequence_id"]))
         row = frame.loc[(layer.index, schema.ALL)]
         for column, value in slow.shapes(schema.ALL).items():
             # A key more or less at the very edge of a mass is float32's to decide.
@@ -322,7 +332,8 @@ def sequences(num: int, seed: int = 0) -> pd.DataFrame:
         sequence["sequence_id"] = f"one#{at}"
         table = attention_rows(make_trace(layers, 90 + at, seed + at), sequence)
         frames.append(table.to_pandas())
-    return pd.concat(frames, ignore_index=True)
+    joined: pd.DataFrame = pd.concat(frames, ignore_index=True)
+    return joined
 
 
 def test_a_layer_that_looks_at_few_keys_is_recommended_to_keep_fewer() -> None:

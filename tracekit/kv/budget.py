@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 
 from tracekit.kv.amounts import Bytes
+from tracekit.kv.fill import fill, whole
 from tracekit.kv.scorer import Needs, Preset
 from tracekit.registry import Registry
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Cache:
     """The layers that hold keys, and what an entry of theirs weighs.
+
+    X is all KV heads of all layers, in order.
 
     Parameters
     ----------
@@ -46,6 +50,23 @@ class Cache:
     def entry_bytes_L(self) -> tuple[int, ...]:
         """Bytes of one entry of one KV head, by layer."""
         return tuple(self.bytes_per_number * (one.head_dim + one.value_dim) for one in self.layers)
+
+    @cached_property
+    def size_X(self) -> np.ndarray:
+        """Bytes of one entry, by KV head."""
+        return np.repeat(self.entry_bytes_L, self._heads_L)
+
+    def most_X(self, num_tokens: int) -> np.ndarray:
+        """Return the entries that each KV head can hold."""
+        return np.repeat([one.entries(num_tokens) for one in self.layers], self._heads_L)
+
+    def by_layer(self, values_X: np.ndarray) -> list[torch.Tensor]:
+        """Return values of all KV heads as one tensor [G] a layer."""
+        return list(torch.from_numpy(values_X).split(self._heads_L))
+
+    @cached_property
+    def _heads_L(self) -> list[int]:
+        return [one.num_kv_heads for one in self.layers]
 
     def num_bytes(self, budget: int, num_tokens: int) -> int:
         """Return the bytes that ``budget`` entries a head are, as far as layers can hold them."""
@@ -88,6 +109,11 @@ class LayerBudget(ABC):
     def needs(self) -> Needs:
         """What ``observe`` reads."""
         return Needs()
+
+    @property
+    def looks(self) -> bool:
+        """Whether the plan must know more of the layers than their shapes."""
+        return type(self).observe is not LayerBudget.observe
 
     def observe(self, view: View) -> torch.Tensor | None:
         """Return what the plan must know of each layer of a stack at the first decision.
@@ -209,7 +235,8 @@ def share_out(
     Each head gets at least 1 and at most what its layer can hold; between these bounds entries are
     in one proportion to the shares, rounded by largest remainder (Hamilton), so that the bytes are
     exact to less than one entry, and exact where all layers' entries weigh the same. Where too
-    many bytes are wanted for the shares above 0, the rest goes to heads of share 0 evenly.
+    many bytes are wanted for the shares above 0, the rest goes to heads of share 0 evenly. Whole
+    shares of the right sum are given as they are.
 
     Parameters
     ----------
@@ -227,46 +254,9 @@ def share_out(
     list of Tensor
         By layer, int64 [G].
     """
-    heads = [one.num_kv_heads for one in cache.layers]
-    size_X = _by_head(cache.entry_bytes_L, heads)
-    cap_X = _by_head([one.entries(num_tokens) for one in cache.layers], heads)
-    share_X = torch.cat([one.double() for one in shares])
-    share_X = share_X.clamp(min=share_X.max() * 1e-9 if bool(share_X.max() > 0) else 1.0)
-    total = max(cache.num_bytes(budget, num_tokens), int(size_X.sum()))
-    wanted_X = _fill(share_X, cap_X, size_X, total)
-    whole_X = wanted_X.floor().clamp(min=1).long()
-    left = total - int((whole_X * size_X).sum())
-    # Rounding up to 1 may have taken more than there is: the largest heads give it back.
-    while left < 0:
-        most = int((whole_X - wanted_X).where(whole_X > 1, -torch.inf).argmax())
-        whole_X[most] -= 1
-        left += int(size_X[most])
-    order = (wanted_X - whole_X).argsort(descending=True, stable=True)
-    while left > 0:
-        room = [x for x in order.tolist() if whole_X[x] < cap_X[x] and size_X[x] <= left]
-        if not room:
-            break
-        for x in room:
-            if size_X[x] <= left:
-                whole_X[x] += 1
-                left -= int(size_X[x])
-    return list(whole_X.split(heads))
-
-
-def _fill(
-    share_X: torch.Tensor, cap_X: torch.Tensor, size_X: torch.Tensor, total: int
-) -> torch.Tensor:
-    """Return min(cap, max(1, level * share)) with the level at which the bytes are ``total``."""
-    low, high = 0.0, float((cap_X / share_X).max())
-    for _ in range(100):
-        level = (low + high) / 2
-        used = (torch.minimum((level * share_X).clamp(min=1), cap_X.double()) * size_X).sum()
-        low, high = (level, high) if float(used) <= total else (low, level)
-    filled_X = torch.minimum((low * share_X).clamp(min=1), cap_X.double())
-    # A level found by halving is a little low: what should be whole must not be floored away.
-    near_X = filled_X.round()
-    return near_X.where((filled_X - near_X).abs() < 1e-6 * near_X.clamp(min=1), filled_X)
-
-
-def _by_head(values: Sequence[int], heads: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(values).repeat_interleave(torch.tensor(heads))
+    unit = int(np.gcd.reduce(cache.size_X))
+    size_X, most_X = cache.size_X // unit, cache.most_X(num_tokens)
+    total = cache.num_bytes(budget, num_tokens) // unit
+    share_X = torch.cat(tuple(shares)).double().numpy()
+    wanted_X = fill(share_X, np.ones_like(most_X), most_X, size_X, total)
+    return cache.by_layer(whole(wanted_X, most_X, size_X, total))

@@ -10,8 +10,10 @@ from tracekit.kv.engine import NEVER
 from tracekit.measure.attention import visible_QK
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracekit.kv.engine import Engine, Outcome
-    from tracekit.kv.reference import FullRows
+    from tracekit.kv.reference import FullRows, Reference
     from tracekit.spec import LayerSpec
 
 
@@ -35,6 +37,12 @@ class Measures(NamedTuple):
         neither.
     row_kl_NLHR
         KL(pruned || full) of the row's attention, sink logits included, in nats.
+    overlap_NLGR
+        Of as many keys as the row reads, the part of the most attended ones that it reads; NaN
+        except at ``Reference.samples``.
+    projected_sq_NLXR, projected_norm_sq_LXR
+        Squared norms like ``error_sq`` and ``norm_sq`` after the output projection, for each KV
+        head's part of it and, last, for the layer; X = 0 if there is no projection.
     """
 
     held_NLGR: torch.Tensor
@@ -45,9 +53,23 @@ class Measures(NamedTuple):
     cosine_NLHR: torch.Tensor
     mass_kept_NLHR: torch.Tensor
     row_kl_NLHR: torch.Tensor
+    overlap_NLGR: torch.Tensor
+    projected_sq_NLXR: torch.Tensor
+    projected_norm_sq_LXR: torch.Tensor
 
 
-def compare(engine: Engine, output_NLHQD: torch.Tensor, outcome: Outcome, full: FullRows) -> Measures:
+SHARED = ("norm_sq_LHR", "projected_norm_sq_LXR")
+"""Measures of the full cache, the same for all policies."""
+
+
+def compare(
+    engine: Engine,
+    output_NLHQD: torch.Tensor,
+    outcome: Outcome,
+    full: FullRows,
+    reference: Reference,
+    point: int,
+) -> Measures:
     """Return the measures of the newest rows that an engine has read.
 
     Parameters
@@ -60,6 +82,10 @@ def compare(engine: Engine, output_NLHQD: torch.Tensor, outcome: Outcome, full: 
         How it came about.
     full
         The same rows under the full cache.
+    reference
+        The recorded rows.
+    point
+        The first scored row.
     """
     num_rows, num_keys = output_NLHQD.shape[-2], outcome.weights_LGNMQK.shape[-1]
     first, device = num_keys - num_rows, output_NLHQD.device
@@ -84,7 +110,51 @@ def compare(engine: Engine, output_NLHQD: torch.Tensor, outcome: Outcome, full: 
         cosine_NLHR=cosine_of(output_NLHQD.square().sum(-1), norm_sq_LHQ, error_sq_NLHQ),
         mass_kept_NLHR=mass_kept_NLHR,
         row_kl_NLHR=row_kl_NLHR,
+        overlap_NLGR=overlap(
+            reference,
+            point,
+            range(first, num_keys),
+            lambda q: outcome.seen_NLGQK[..., q, :],
+            outcome.seen_NLGQK.shape[:3],
+        ).expand(num_sets, -1, -1, -1),
+        projected_sq_NLXR=projected_sq(output_NLHQD - full.output_LHQD, reference),
+        projected_norm_sq_LXR=projected_sq(full.output_LHQD[None], reference)[0],
     )
+
+
+def overlap(
+    reference: Reference,
+    point: int,
+    rows: range,
+    read: Callable[[int], torch.Tensor],
+    shape: torch.Size,
+) -> torch.Tensor:
+    """Return ``Measures.overlap_NLGR`` of some rows; ``read`` gives what the q-th of them reads."""
+    samples = reference.samples(point)
+    columns = []
+    for q, row in enumerate(rows):
+        if row in samples:
+            read_NLGK = read(q)[..., : row + 1]
+            count_NLG = read_NLGK.sum(-1)
+            best_NLGK = reference.rank_LGK(row) < count_NLG[..., None]
+            columns.append((q, (read_NLGK & best_NLGK).sum(-1) / count_NLG))
+    overlap_NLGR = reference.key_LGTD.new_full((*shape, len(rows)), torch.nan)
+    for q, column_NLG in columns:
+        overlap_NLGR[..., q] = column_NLG
+    return overlap_NLGR
+
+
+def projected_sq(vector_NLHQD: torch.Tensor, reference: Reference) -> torch.Tensor:
+    """Return squared norms after the output projection: of KV heads' parts, then of the sum."""
+    num_sets, num_layers, num_heads, num_rows, _ = vector_NLHQD.shape
+    if reference.projection_LEX is None:
+        return vector_NLHQD.new_zeros(num_sets, num_layers, 0, num_rows)
+    groups = reference.layer.num_kv_heads
+    part_LGEX = reference.projection_LEX.unflatten(-1, (groups, -1)).transpose(1, 2)
+    grouped_NLGQX = vector_NLHQD.unflatten(2, (groups, -1)).transpose(3, 4).flatten(4)
+    projected_NLGQE = grouped_NLGQX @ part_LGEX.transpose(-1, -2)
+    heads_NLGQ = projected_NLGQE.square().sum(-1)
+    return torch.cat([heads_NLGQ, projected_NLGQE.sum(2).square().sum(-1)[:, :, None]], dim=2)
 
 
 def count_seen(entries_NLGK: torch.Tensor, seen_QK: torch.Tensor) -> torch.Tensor:

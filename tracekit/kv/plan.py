@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tracekit.kv.budget import Allotment
+from tracekit.errors import InputError, UsageError
+from tracekit.kv.budget import LAYER_BUDGETS, Allotment
 from tracekit.kv.engine import Engine
+from tracekit.kv.scorer import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,10 +24,9 @@ def observe(policy: Policy, reference: Reference, setting: Setting) -> torch.Ten
 
     None if it needs nothing, or if the sequence has no eviction point.
     """
-    point = policy.schedule.point(setting.spans)
-    if policy.layers.is_uniform or point is None or point >= reference.num_rows:
+    point, needs = policy.schedule.point(setting.spans), policy.layers.needs
+    if needs == Needs() or point is None or point >= reference.num_rows:
         return None
-    needs = policy.layers.needs
     engine = Engine(
         reference.layer,
         setting.layers,
@@ -53,15 +54,41 @@ def make_shares(
         What ``observe`` gave for the stacks of the cache, in order.
     setting
         Of any of the stacks.
+
+    Raises
+    ------
+    UsageError
+        If the plan looks at all layers and some were not observed, or if it misses a parameter.
+    InputError
+        If what was observed is not a number, or if a file that the plan reads is not as it must be.
     """
     first = policies[0]
     point = first.schedule.point(setting.spans)
     if first.layers.is_uniform or point is None:
         return None
-    rows = [row for stack in observed if stack is not None for row in stack]
+    rows = [row.cpu() for stack in observed if stack is not None for row in stack]
+    _check(rows, first, setting)
     budgets = [
         setting.cache.tokens(policy.kept, point) for policy in policies if policy.kept is not None
     ]
     return tuple(
         tuple(first.layers.plan(setting.cache, budget, point, rows)) for budget in budgets
     )
+
+
+def _check(rows: Sequence[torch.Tensor], policy: Policy, setting: Setting) -> None:
+    """Raise if what was observed is not a number for each layer of the cache."""
+    name, layers = LAYER_BUDGETS.name_of(type(policy.layers)), setting.cache.layers
+    if policy.layers.needs != Needs() and len(rows) != len(layers):
+        msg = (
+            f"layers={name} shares out over all {len(layers)} layers that hold keys, but "
+            f"{len(rows)} were observed: record them all, or choose another budget."
+        )
+        raise UsageError(msg)
+    for layer, row in zip(layers, rows, strict=False):
+        if not row.isfinite().all():
+            msg = (
+                f"layers={name} has no number for layer {layer.index} (NaN): the queries or keys "
+                "recorded there are not finite, so leave that layer out."
+            )
+            raise InputError(msg)

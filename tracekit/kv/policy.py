@@ -103,6 +103,11 @@ class Policy:
         return self.positions == "original" and self.transform is None and self.selector is None
 
     @property
+    def evicts_only(self) -> bool:
+        """Whether it does nothing where it evicts nothing; ``full`` alone does nothing by design."""
+        return self.scorer.evicts and self.is_plain
+
+    @property
     def is_open(self) -> bool:
         """Whether an amount is still to be said."""
         return self.kept is None or (self.selector is not None and self.selector.read is None)

@@ -22,6 +22,10 @@ CACHE_BYTES = 256 << 20
 """Full attention that a reference remembers; what is beyond is computed again for each family."""
 
 
+SAMPLE_ROWS = 16
+"""Rows of a sequence, and rows between them, at which kept sets are compared with the best ones."""
+
+
 class FullRows(NamedTuple):
     """Attention of some rows under the full cache: weights [L, H, Q, K], outputs [L, H, Q, D]."""
 
@@ -42,6 +46,8 @@ class Reference:
         The spec that the layers share, its index aside.
     rope
         Rotary embedding of the layers; None if they have none.
+    projection_LEX
+        Output projections, X = H * D; None if the trace does not hold them.
     """
 
     def __init__(
@@ -52,15 +58,19 @@ class Reference:
         value_LGTD: torch.Tensor | np.ndarray,
         layer: LayerSpec,
         rope: RopeSpec | None = None,
+        projection_LEX: torch.Tensor | None = None,
     ) -> None:
         self.query_LHTD, self.key_LGTD, self.value_LGTD = (
             as_wide(torch.as_tensor(array)) for array in (query_LHTD, key_LGTD, value_LGTD)
         )
         self.layer = layer
         self.rope = rope
+        self.projection_LEX = None if projection_LEX is None else as_wide(projection_LEX)
         self._blocks: dict[tuple[int, int], FullRows] = {}
         self._room = CACHE_BYTES
         self._accumulated: dict[tuple[Accumulator, int], torch.Tensor] = {}
+        self._ranks: dict[int, torch.Tensor] = {}
+        self._future: dict[int, torch.Tensor] = {}
 
     @property
     def num_rows(self) -> int:
@@ -119,6 +129,39 @@ class Reference:
                 self._accumulated[one, num_rows] = state
         return {one: self._accumulated[one, num_rows] for one in accumulators}
 
+    def samples(self, point: int) -> set[int]:
+        """Return the scored rows at which sets of keys are compared: every 16th, at most 16."""
+        num_scored = self.num_rows - point
+        return set(range(point, self.num_rows, max(SAMPLE_ROWS, -(-num_scored // SAMPLE_ROWS))))
+
+    def rank_LGK(self, row: int) -> torch.Tensor:
+        """Return the rank of each key in a row's attention, meant over the group, 0 the highest."""
+        if row not in self._ranks:
+            parts = [
+                self._weights(slice(at, at + 1), row, row + 1) for at in range(self.num_layers)
+            ]
+            weights_LHK = torch.cat(parts)[:, :, 0]
+            self._ranks[row] = _rank(self._by_group(weights_LHK))
+        return self._ranks[row]
+
+    def future_rank_LGK(self, point: int) -> torch.Tensor:
+        """Return the rank of each of the first keys by what all later rows attend to it."""
+        if point not in self._future:
+            parts = [self._future_mass(at, point) for at in range(self.num_layers)]
+            self._future[point] = _rank(self._by_group(torch.stack(parts)))
+        return self._future[point]
+
+    def _future_mass(self, at: int, point: int) -> torch.Tensor:
+        """Return the attention [H, K] of one layer's rows from ``point`` on to the keys before."""
+        mass_HK = self.key_LGTD.new_zeros(self.layer.num_heads, point)
+        row_bytes = self.layer.num_heads * self.num_rows * self.key_LGTD.element_size()
+        for start, end in row_blocks(point, self.num_rows, row_bytes):
+            mass_HK += self._weights(slice(at, at + 1), start, end)[0, :, :, :point].sum(1)
+        return mass_HK
+
+    def _by_group(self, values_LHK: torch.Tensor) -> torch.Tensor:
+        return values_LHK.unflatten(1, (self.layer.num_kv_heads, -1)).mean(2)
+
     def _accumulate(
         self, accumulators: list[Accumulator], at: int, num_rows: int
     ) -> list[torch.Tensor]:
@@ -146,3 +189,11 @@ class Reference:
         )
         logits_LHQK = logits_HQK(query_LHQD, key_LGKD, self.layer)
         return weights_HQK(logits_LHQK.masked_fill_(~seen_QK, -torch.inf), self.layer)
+
+
+def _rank(value_LGK: torch.Tensor) -> torch.Tensor:
+    """Return int32 ranks, 0 the highest; among equals the more recent first."""
+    order = value_LGK.flip(-1).argsort(dim=-1, descending=True, stable=True)
+    order = value_LGK.shape[-1] - 1 - order
+    places = torch.arange(value_LGK.shape[-1], dtype=torch.int32, device=value_LGK.device)
+    return torch.empty_like(order, dtype=torch.int32).scatter_(-1, order, places.expand_as(order))

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from tracekit.kv.budget import Allotment
-from tracekit.kv.compare import Measures, compare
+from tracekit.kv.compare import SHARED, Measures, compare
 from tracekit.kv.engine import NEVER, Engine
 from tracekit.kv.reference import FullRows, Reference
 from tracekit.kv.sweep import sweep
@@ -40,6 +40,9 @@ class Replay:
         What was measured at each scored row, as arrays.
     evicted_at_NLGT
         Tokens seen when the entry of a position was evicted; ``engine.NEVER`` if it stayed (int32).
+    oracle_overlap_NLG
+        Of as many keys as the first decision left, the part of those that later rows attend to most
+        that it left.
     is_clipped_N
         Whether a budget was somewhere smaller than what was to be protected.
     is_clamped_N
@@ -51,6 +54,7 @@ class Replay:
     full_R: np.ndarray
     measures: Measures
     evicted_at_NLGT: np.ndarray
+    oracle_overlap_NLG: np.ndarray
     is_clipped_N: np.ndarray
     is_clamped_N: np.ndarray
 
@@ -172,7 +176,7 @@ def replay(
     for point, opened in once.items():
         found = sweep([engine for _, engine in opened], reference, point)
         for (place, engine), measures in zip(opened, found, strict=True):
-            results[place] = _collect(engine, point, measures, reference.num_rows)
+            results[place] = _collect(engine, point, measures, reference)
     return results
 
 
@@ -205,11 +209,12 @@ def _stepped(
     """Replay a family row by row."""
     engine = _open(family, reference, setting, point)
     measures = _step(engine, reference, point, set(decisions))
-    return _collect(engine, point, measures, reference.num_rows)
+    return _collect(engine, point, measures, reference)
 
 
-def _collect(engine: Engine, point: int, measures: Measures, num_rows: int) -> Replay:
+def _collect(engine: Engine, point: int, measures: Measures, reference: Reference) -> Replay:
     """Return the replay of an engine that has read, or need not read, all rows."""
+    num_rows = reference.num_rows
     evicted_at_NLGT = pad(engine.evicted_at_NLGK, (0, num_rows - engine.num_tokens), value=NEVER)
     num_sets = len(engine.is_clipped_N)
     return Replay(
@@ -217,9 +222,21 @@ def _collect(engine: Engine, point: int, measures: Measures, num_rows: int) -> R
         full_R=np.array([engine.layer.entries(t + 1) for t in range(point, num_rows)]),
         measures=Measures(*(array.cpu().numpy() for array in measures)),
         evicted_at_NLGT=evicted_at_NLGT.expand(num_sets, -1, -1, -1).cpu().numpy(),
+        oracle_overlap_NLG=_oracle_overlap(engine, point, reference).cpu().numpy(),
         is_clipped_N=engine.is_clipped_N.numpy(),
         is_clamped_N=engine.is_clamped_N.numpy(),
     )
+
+
+def _oracle_overlap(engine: Engine, point: int, reference: Reference) -> torch.Tensor:
+    """Return ``Replay.oracle_overlap_NLG``."""
+    left_NLGK = engine.evicted_at_NLGK[..., :point] > point
+    if engine.layer.window is not None:
+        left_NLGK[..., : -engine.layer.window] = False
+    count_NLG = left_NLGK.sum(-1)
+    best_NLGK = reference.future_rank_LGK(point) < count_NLG[..., None]
+    overlap_NLG = (left_NLGK & best_NLGK).sum(-1) / count_NLG
+    return overlap_NLG.expand(len(engine.is_clipped_N), -1, -1)
 
 
 def _step(engine: Engine, reference: Reference, point: int, decisions: set[int]) -> Measures:
@@ -237,7 +254,7 @@ def _step(engine: Engine, reference: Reference, point: int, decisions: set[int])
                     last = outcome.weights_LGNMQK.shape[-1]
                     rows = slice(last - output_NLHQD.shape[-2] - block[0], last - block[0])
                     full = FullRows(*(array[..., rows, :] for array in reference.full(*block)))
-                    parts.append(compare(engine, output_NLHQD, outcome, full))
+                    parts.append(compare(engine, output_NLHQD, outcome, full, reference, point))
                 at = stop
     return Measures(*(torch.cat(blocks, dim=-1) for blocks in zip(*parts, strict=True)))
 
@@ -245,11 +262,11 @@ def _step(engine: Engine, reference: Reference, point: int, decisions: set[int])
 def _join(replays: Sequence[Replay]) -> Replay:
     """Return replays of one policy each as one."""
     measures = [
-        arrays[0] if name == "norm_sq_LHR" else np.concatenate(arrays)
+        arrays[0] if name in SHARED else np.concatenate(arrays)
         for name, arrays in zip(
             Measures._fields, zip(*(one.measures for one in replays), strict=True), strict=True
         )
     ]
-    names = ("evicted_at_NLGT", "is_clipped_N", "is_clamped_N")
+    names = ("evicted_at_NLGT", "oracle_overlap_NLG", "is_clipped_N", "is_clamped_N")
     rest = {name: np.concatenate([getattr(one, name) for one in replays]) for name in names}
     return replace(replays[0], measures=Measures(*measures), **rest)

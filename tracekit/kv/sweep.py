@@ -16,9 +16,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from tracekit.kv import attend
-from tracekit.kv.compare import Measures, cosine_of, count_seen, minus_log
+from tracekit.kv.compare import Measures, cosine_of, count_seen, minus_log, overlap
 from tracekit.kv.engine import NEVER
 from tracekit.measure.attention import logits_HQK, outputs_HQD, visible_QK, weights_HQK
 
@@ -53,8 +54,8 @@ def sweep(engines: Sequence[Engine], reference: Reference, point: int) -> list[M
     plans = [_Plan(engine) for engine in engines]
     results = [_Results(engine, reference, point) for engine in engines]
     for at in range(reference.num_layers):
-        for head in range(reference.layer.num_kv_heads):
-            for start, end in _row_blocks(reference, point):
+        for start, end in _row_blocks(reference, point):
+            for head in range(reference.layer.num_kv_heads):
                 rows = _Rows.of(reference, at, head, point, start, end)
                 for plan, result in zip(plans, results, strict=True):
                     result.take(rows, plan.parts(rows, at, head), at, head)
@@ -216,7 +217,7 @@ def _masked(rows: _Rows, kept_K: torch.Tensor) -> torch.Tensor:
 def _anew(rows: _Rows, kept_K: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return outputs [X, D] and masses [X] of one set, against the maximum of what it keeps."""
     layer, num_keys = rows.layer, len(rows.key_TD)
-    kept_T = torch.nn.functional.pad(kept_K, (0, num_keys - len(kept_K)), value=True)
+    kept_T = pad(kept_K, (0, num_keys - len(kept_K)), value=True)
     seen_RK = visible_QK(
         layer, rows.end - rows.start, num_keys, first_query=rows.start, device=kept_K.device
     )
@@ -238,15 +239,21 @@ class _Results:
     """The measures of one family, filled head by head."""
 
     def __init__(self, engine: Engine, reference: Reference, point: int) -> None:
-        self._engine = engine
-        self._num_rows = reference.num_rows
-        num_sets = len(engine.evicted_at_NLGK)
-        self._num_rows_scored = reference.num_rows - point
-        shape = (reference.num_layers, reference.layer.num_heads, self._num_rows_scored)
-        self._point = point
-        self._norm_sq_LHR = reference.key_LGTD.new_zeros(shape)
+        self._layer = reference.layer
+        self._reference, self._point = reference, point
+        self._num_scored = reference.num_rows - point
+        kept_NLGK = engine.evicted_at_NLGK == NEVER
+        self._kept_NLGT = pad(kept_NLGK, (0, self._num_scored), value=True)
+        lead = (reference.num_layers, self._layer.num_heads, self._num_scored)
+        self._norm_sq_LHR = reference.key_LGTD.new_zeros(lead)
         names = ("error_sq", "cosine", "mass", "kl")
-        self._found = {name: self._norm_sq_LHR.new_zeros(num_sets, *shape) for name in names}
+        num_sets = len(kept_NLGK)
+        self._found = {name: self._norm_sq_LHR.new_zeros(num_sets, *lead) for name in names}
+        # Full and pruned outputs, projected: the parts of a layer's heads are added up.
+        num_parts = 0 if reference.projection_LEX is None else self._layer.num_kv_heads + 1
+        shape = (1 + num_sets, reference.num_layers, num_parts, self._num_scored)
+        self._projected_sq = self._norm_sq_LHR.new_zeros(shape)
+        self._projected_sum: torch.Tensor | float = 0.0
 
     def take(
         self, rows: _Rows, parts: tuple[torch.Tensor, torch.Tensor], at: int, head: int
@@ -254,13 +261,11 @@ class _Results:
         """Measure some rows of one KV head's query heads."""
         output_NXD, mass_NX = parts
         full_XD, size = rows.output_XD, rows.layer.num_heads
-        place = (
-            at,
-            slice(head * size, (head + 1) * size),
-            slice(rows.start - self._point, rows.end - self._point),
-        )
+        scored = slice(rows.start - self._point, rows.end - self._point)
+        place = (at, slice(head * size, (head + 1) * size), scored)
         norm_sq_X = full_XD.square().sum(-1)
-        error_sq_NX = (output_NXD - full_XD).square().sum(-1)
+        delta_NXD = output_NXD - full_XD
+        error_sq_NX = delta_NXD.square().sum(-1)
         share_X = rows.sink_X / (rows.full_XC[..., -1] + rows.sink_X).clamp(min=_tiny(mass_NX))
         found = {
             "error_sq": error_sq_NX,
@@ -271,16 +276,30 @@ class _Results:
         self._norm_sq_LHR[place] = norm_sq_X.reshape(size, -1)
         for name, values_NX in found.items():
             self._found[name][(slice(None), *place)] = values_NX.unflatten(-1, (size, -1))
+        if self._reference.projection_LEX is not None:
+            vectors = torch.cat([full_XD[None], delta_NXD]).unflatten(1, (size, -1))
+            self._project(vectors, self._reference.projection_LEX[at], (at, head, scored))
+
+    def _project(
+        self, vector_NMRD: torch.Tensor, weight_EX: torch.Tensor, place: tuple[int, int, slice]
+    ) -> None:
+        """Take squared norms after the output projection, of a head's part or the layer's sum."""
+        at, head, scored = place
+        width = weight_EX.shape[1] // self._layer.num_kv_heads
+        part_EX = weight_EX[:, head * width : (head + 1) * width]
+        projected_NRE = vector_NMRD.transpose(1, 2).flatten(2) @ part_EX.T
+        self._projected_sq[:, at, head, scored] = projected_NRE.square().sum(-1)
+        self._projected_sum = projected_NRE if head == 0 else self._projected_sum + projected_NRE
+        self._projected_sq[:, at, -1, scored] = torch.as_tensor(self._projected_sum).square().sum(-1)
 
     def measures(self) -> Measures:
         """Return all of it; entries held follow from the decision alone."""
-        layer, first = self._engine.layer, self._point
-        kept_NLGK = self._engine.evicted_at_NLGK == NEVER
-        kept_NLGK = torch.nn.functional.pad(kept_NLGK, (0, self._num_rows_scored), value=True)
-        seen_RK = visible_QK(
-            layer, self._num_rows_scored, self._num_rows, first_query=first, device=kept_NLGK.device
+        num_rows, point = self._reference.num_rows, self._point
+        device = self._kept_NLGT.device
+        seen_RT = visible_QK(
+            self._layer, self._num_scored, num_rows, first_query=point, device=device
         )
-        held_NLGR = count_seen(kept_NLGK, seen_RK)
+        held_NLGR = count_seen(self._kept_NLGT, seen_RT)
         return Measures(
             held_NLGR=held_NLGR,
             read_NLGR=held_NLGR,
@@ -290,4 +309,13 @@ class _Results:
             cosine_NLHR=self._found["cosine"],
             mass_kept_NLHR=self._found["mass"],
             row_kl_NLHR=self._found["kl"],
+            overlap_NLGR=overlap(
+                self._reference,
+                point,
+                range(point, num_rows),
+                lambda r: self._kept_NLGT & seen_RT[r],
+                held_NLGR.shape[:3],
+            ),
+            projected_sq_NLXR=self._projected_sq[1:],
+            projected_norm_sq_LXR=self._projected_sq[0],
         )

@@ -14,7 +14,7 @@ from tracekit.errors import InputError
 from tracekit.schema import (
     ANY,
     KV_RESULTS,
-    SCHEMA_VERSION,
+    RESULTS_VERSION,
     SHOWN,
     SUMMARY,
     VOCAB_RESULTS,
@@ -195,9 +195,9 @@ def _read_run(folder: Path) -> dict[str, Any]:
         msg = f"{path} is damaged ({error}); run tracekit simulate again."
         raise InputError(msg) from error
     version = run.get("schema_version") if type(run) is dict else None
-    if version != SCHEMA_VERSION:
+    if version != RESULTS_VERSION:
         msg = (
-            f"{path} has schema version {version}, this tracekit reads {SCHEMA_VERSION}; "
+            f"{path} has schema version {version}, this tracekit reads {RESULTS_VERSION}; "
             "simulate again with this version."
         )
         raise InputError(msg)

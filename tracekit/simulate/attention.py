@@ -114,15 +114,8 @@ def attention_rows(
     name, span = str(sequence["sequence_id"]), _Span.of(sequence)
     stored = set(trace.stored_layers(name))
     layers = [one for one in trace.spec.layers if one.holds_keys and not one.refusal]
-    measured: list[_Layer] = []
-    for layer in layers:
-        if layer.index in stored:
-            blocks = trace.attention_inputs(name, layer.index)
-            query, key = (to_torch(blocks[k].data, blocks[k].dtype) for k in ("query", "key"))
-            if span.first_row < key.shape[-2]:
-                measured.append(_measure(query, key, layer, span, row_quantile))
-    _compare_with_next(measured)
-    parts = [one.rows for one in measured]
+    whole = [one for one in layers if one.index in stored]
+    parts = _measured(trace, name, whole, span, row_quantile)
     if rest := [one for one in layers if one.index not in stored]:
         parts += _recorded(trace, name, rest, span)
     rows = [row for part in parts for row in part]
@@ -135,6 +128,20 @@ def attention_rows(
     }
     columns = {key: [row.get(key) for row in rows] for key in (rows[0] if rows else ())}
     return schema.ATTENTION_RESULTS.build(len(rows), columns | shared)
+
+
+def _measured(
+    trace: Trace, name: str, layers: list[LayerSpec], span: _Span, row_quantile: float
+) -> list[list[dict[str, Any]]]:
+    """Return, by layer, the rows that queries and keys give, read one layer at a time."""
+    measured: list[_Layer] = []
+    for layer in layers:
+        blocks = trace.attention_inputs(name, layer.index)
+        query, key = (to_torch(blocks[kind].data, blocks[kind].dtype) for kind in ("query", "key"))
+        if span.first_row < key.shape[-2]:
+            measured.append(_measure(query, key, layer, span, row_quantile))
+    _compare_with_next(measured)
+    return [one.rows for one in measured]
 
 
 @dataclass(frozen=True)
@@ -274,10 +281,9 @@ def _needed(
 def _compare_with_next(measured: list[_Layer]) -> None:
     """Fill in the overlap of each layer's top keys with those of the layer above it."""
     for one, above in pairwise(measured):
-        num_rows = min(len(one.top_Rk), len(above.top_Rk))
-        if above.index == one.index + 1 and num_rows:
-            # Rows that are left out, because they see too few keys, are the first ones.
-            overlap = jaccard(one.top_Rk[-num_rows:], above.top_Rk[-num_rows:])
+        # A layer whose window holds no more keys than are compared has no rows at all.
+        if above.index == one.index + 1 and len(one.top_Rk) and len(above.top_Rk):
+            overlap = jaccard(one.top_Rk, above.top_Rk)
             one.rows[-1]["next_layer_jaccard"] = float(overlap.mean())
 
 
@@ -285,7 +291,8 @@ def _recorded(
     trace: Trace, name: str, layers: list[LayerSpec], span: _Span
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield, by layer, the rows that recorded statistics give: the shape alone."""
-    frame = trace.table("attention", sequence_id=name)
+    columns_read = ("layer", "head", "query", "entropy_nats", "effective_keys", "sink_mass")
+    frame = trace.table("attention", sequence_id=name, columns=columns_read)
     frame = frame[frame["query"] >= span.first_row]
     for layer in layers:
         part = frame[frame["layer"] == layer.index].sort_values(["head", "query"])
@@ -351,34 +358,37 @@ def recommend(rows: pd.DataFrame, *, seed: int, mass_percent: int = 95) -> dict[
     if mass_percent not in MASS_PERCENT:
         msg = f"no keys were counted for {mass_percent} % of the mass: choose from {MASS_PERCENT}."
         raise UsageError(msg)
-    column = f"needed_frac_{mass_percent}"
-    known = rows[rows[column].notna()]
+    known = rows[rows[f"needed_frac_{mass_percent}"].notna()]
     quantiles = known["row_quantile"].unique()
     if len(quantiles) > 1:
         msg = f"rows measured at quantiles {sorted(map(float, quantiles))}: measure all at one."
         raise UsageError(msg)
-    found = []
-    for index, cells in known.groupby("layer", sort=True):
-        layer, heads = cells[cells["kv_head"] == schema.ALL], cells[cells["kv_head"] >= 0]
-        quantile = float(quantiles[0])
-        of_heads = heads.groupby("sequence_id", observed=True)[column]
-        found.append(
-            _quantile_of(layer[column].to_numpy(np.float64), quantile, seed)
-            | {
-                "layer": index,
-                "level": "local",
-                "mass_frac": mass_percent / 100,
-                "quantile": quantile,
-                "num_scored": int(layer["num_scored"].sum()),
-                "point_keys": float(layer["point_keys"].mean()),
-                "mean_frac": float(layer[column].mean()),
-                "oracle_frac": float(layer[f"oracle_frac_{mass_percent}"].mean()),
-                "head_mean_frac": float(of_heads.mean().mean()),
-                "head_max_frac": float(of_heads.max().mean()),
-            }
-            | {name: float(layer[name].mean()) for name in EVIDENCE}
-        )
+    found = [
+        _recommended(cells, mass_percent, seed) | {"layer": layer, "level": "local"}
+        for layer, cells in known.groupby("layer", sort=True)
+    ]
     return {one.name: [row[one.name] for row in found] for one in schema.RECOMMENDED.columns}
+
+
+def _recommended(cells: pd.DataFrame, mass_percent: int, seed: int) -> dict[str, Any]:
+    """Return the recommended fraction of one layer and what it stands on."""
+    column, quantile = f"needed_frac_{mass_percent}", float(cells["row_quantile"].iloc[0])
+    layer, heads = cells[cells["kv_head"] == schema.ALL], cells[cells["kv_head"] >= 0]
+    of_heads = heads.groupby("sequence_id", observed=True)[column]
+    return (
+        _quantile_of(layer[column].to_numpy(np.float64), quantile, seed)
+        | {
+            "mass_frac": mass_percent / 100,
+            "quantile": quantile,
+            "num_scored": int(layer["num_scored"].sum()),
+            "point_keys": float(layer["point_keys"].mean()),
+            "mean_frac": float(layer[column].mean()),
+            "oracle_frac": float(layer[f"oracle_frac_{mass_percent}"].mean()),
+            "head_mean_frac": float(of_heads.mean().mean()),
+            "head_max_frac": float(of_heads.max().mean()),
+        }
+        | {name: float(layer[name].mean()) for name in EVIDENCE}
+    )
 
 
 def _quantile_of(values_S: np.ndarray, quantile: float, seed: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
     ]
     names = ("run_id", "created", "host", "versions")
     return {
-        "schema_version": schema.SCHEMA_VERSION,
+        "schema_version": schema.RESULTS_VERSION,
         "tracekit_version": version("tracekit"),
         "versions": {name: version(name) for name in ("tracekit", "torch", "numpy", "pyarrow")},
         "command": sys.argv,

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import UsageError
-from tracekit.kv.policy import Policy, parse
+from tracekit.kv.parse import parse
+from tracekit.kv.policy import Policy
 from tracekit.registry import unknown
-from tracekit.schema import SCHEMA_VERSION
+from tracekit.schema import RESULTS_VERSION
 from tracekit.vocab.estimator import Estimator, parse_estimator
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Plan:
         KV policies; those of one inner tuple differ in the kept amount alone and share their work.
     estimators, sizes
         Vocabulary estimators and candidate-set sizes.
+    attention
+        Whether attention statistics are taken.
     level
         Level of truth of the KV results.
     seed
@@ -56,6 +59,7 @@ class Plan:
     families: tuple[tuple[Policy, ...], ...]
     estimators: tuple[Estimator, ...]
     sizes: tuple[int, ...]
+    attention: bool = False
     level: str = "local"
     seed: int = 0
     bytes_per_number: int = 2
@@ -71,13 +75,14 @@ class Plan:
             "kv": [policy.text for policy in self.policies],
             "vocab": [estimator.text for estimator in self.estimators],
             "sizes": list(self.sizes),
+            "attention": self.attention,
             "level": self.level,
             "kv_bytes": self.bytes_per_number,
         }
 
     def key(self, run_id: str, question: str, sequence_id: str, name: str) -> str:
         """Return the key of a cell: a hash of all that its numbers depend on."""
-        parts = [SCHEMA_VERSION, run_id, question, sequence_id, name, self.level, self.seed]
+        parts = [RESULTS_VERSION, run_id, question, sequence_id, name, self.level, self.seed]
         text = json.dumps([*parts, self.bytes_per_number])
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -88,6 +93,7 @@ def make_plan(
     *,
     kept: Sequence[float] = KEPT,
     sizes: Sequence[int] = SIZES,
+    attention: bool | None = None,
     level: str = "local",
     seed: int = 0,
     bytes_per_number: int = 2,
@@ -103,6 +109,8 @@ def make_plan(
         Kept fractions of the policies that do not name their own.
     sizes
         Candidate-set sizes.
+    attention
+        Whether attention statistics are taken; None: where no policy and no estimator is named.
     level
         Level of truth.
     seed
@@ -121,6 +129,8 @@ def make_plan(
         msg = f"candidate-set sizes are at least 1, bytes a number 1 to {MOST_BYTES}."
         raise UsageError(msg)
     kv, vocab = ([one] if isinstance(one, str) else one for one in (kv, vocab))
+    if attention is None:
+        attention = kv is None and vocab is None
     if kv is None and vocab is None:
         kv, vocab = KV, VOCAB
     families: dict[str, dict[str, Policy]] = {}
@@ -132,6 +142,7 @@ def make_plan(
         families=tuple(tuple(family.values()) for family in families.values()),
         estimators=tuple(estimators.values()),
         sizes=tuple(sorted(set(sizes))),
+        attention=attention,
         level=level,
         seed=seed,
         bytes_per_number=bytes_per_number,
@@ -140,6 +151,6 @@ def make_plan(
 
 def _with_kept(policy: Policy, kept: Sequence[float]) -> list[Policy]:
     """Return the policy at each kept fraction, or as it is where it names its own."""
-    if policy.kept is not None:
+    if not policy.is_open:
         return [policy]
     return [policy.with_kept(fraction) for fraction in kept]

@@ -21,6 +21,46 @@ RUN = "run.json"
 CELLS = "cells"
 
 
+class Cells:
+    """The finished cells of a results folder; several processes may write them.
+
+    Parameters
+    ----------
+    path
+        The results folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / CELLS
+        self._path.mkdir(parents=True, exist_ok=True)
+
+    def has(self, key: str) -> bool:
+        """Whether a cell is finished; one that cannot be read is deleted, to be computed again."""
+        path = self._cell(key)
+        if not path.exists():
+            return False
+        try:
+            pq.read_metadata(path)
+        except (OSError, pa.ArrowInvalid):
+            path.unlink()
+            return False
+        return True
+
+    def write(self, key: str, rows: pa.Table) -> None:
+        """Write a finished cell: whole, or not there."""
+        _write(self._cell(key), rows)
+
+    def read(self, keys: list[str], table: Table) -> pa.Table:
+        """Return the rows of finished cells, in the order of the keys."""
+        parts = [pq.read_table(self._cell(key), schema=table.schema) for key in keys]
+        if not parts:
+            return table.schema.empty_table()
+        return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+
+    def _cell(self, key: str) -> Path:
+        return self._path / f"{key}.parquet"
+
+
 class Results:
     """A results folder being filled.
 
@@ -41,7 +81,7 @@ class Results:
         self.path = path
         self._run = dict(run)
         _refuse_foreign(path, self._run)
-        (path / CELLS).mkdir(parents=True, exist_ok=True)
+        self.cells = Cells(path)
         self.write_run()
 
     def write_run(self, **entries: Any) -> None:
@@ -49,45 +89,19 @@ class Results:
         self._run.update(entries)
         layout.write_json(self.path / RUN, self._run)
 
-    def has(self, key: str) -> bool:
-        """Whether a cell is finished; one that cannot be read is deleted, to be computed again."""
-        path = self._cell(key)
-        if not path.exists():
-            return False
-        try:
-            pq.read_metadata(path)
-        except (OSError, pa.ArrowInvalid):
-            path.unlink()
-            return False
-        return True
-
-    def write_cell(self, key: str, rows: pa.Table) -> None:
-        """Write a finished cell: whole, or not there."""
-        self._write(self._cell(key), rows)
-
-    def read_cells(self, keys: list[str], table: Table) -> pa.Table:
-        """Return the rows of finished cells, in the order of the keys."""
-        parts = [pq.read_table(self._cell(key), schema=table.schema) for key in keys]
-        if not parts:
-            return table.schema.empty_table()
-        return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-
     def write_table(self, table: Table, rows: pa.Table) -> None:
         """Write a collected table; an empty one removes the file."""
         path = self.path / f"{table.name}.parquet"
         if rows.num_rows:
-            self._write(path, rows)
+            _write(path, rows)
         else:
             path.unlink(missing_ok=True)
 
-    def _cell(self, key: str) -> Path:
-        return self.path / CELLS / f"{key}.parquet"
 
-    @staticmethod
-    def _write(path: Path, rows: pa.Table) -> None:
-        temporary = path.with_suffix(".tmp")
-        pq.write_table(rows, temporary, compression="zstd")
-        temporary.replace(path)
+def _write(path: Path, rows: pa.Table) -> None:
+    temporary = path.with_suffix(".tmp")
+    pq.write_table(rows, temporary, compression="zstd")
+    temporary.replace(path)
 
 
 def _refuse_foreign(path: Path, run: Mapping[str, Any]) -> None:

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 KV_MEASURES = (
     "output_error",
     "output_cosine",
+    "projected_error",
     "mass_kept",
+    "attention_kl_nats",
+    "topk_overlap",
+    "oracle_overlap",
+    "needle_kept",
+    "erased_frac",
+    "read_frac",
     "kept_frac",
     "kept_end_frac",
     "peak_frac",
@@ -54,9 +61,11 @@ def summarise(kv: pd.DataFrame, vocab: pd.DataFrame, *, seed: int) -> dict[str, 
         Sequences on which a policy evicted nothing are left out and counted, except for ``full``.
     """
     rows: list[dict[str, Any]] = []
-    whole = kv[(kv["layer"] == schema.ALL) & (kv["kv_head"] == schema.ALL)]
+    whole = kv[
+        (kv["layer"] == schema.ALL) & (kv["kv_head"] == schema.ALL) & (kv["steps"] == schema.ANY)
+    ]
     for text, cells in whole.groupby("policy", observed=True, sort=False):
-        kept = cells[(cells["num_evicted"] > 0) | (cells["target_frac"] >= 1)]
+        kept = cells[~cells["is_idle"] | (cells["target_frac"] >= 1)]
         shared = {
             "question": "kv",
             "family": cells["family"].iloc[0],

@@ -1,0 +1,94 @@
+"""Recorded layers as references: runs of like layers, stacked, each stack of bounded size."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tracekit.kv.budget import Cache
+from tracekit.kv.reference import Reference
+from tracekit.measure.tensors import to_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracekit.spec import LayerSpec
+    from tracekit.trace.reader import Trace
+
+STACK_BYTES = 256 << 20
+"""Queries, keys and values of the layers that are replayed together."""
+
+_NAMES = {"query": "query_LHTD", "key": "key_LGTD", "value": "value_LGTD"}
+
+
+class Stacks:
+    """The layers of one recorded sequence that can be replayed.
+
+    Parameters
+    ----------
+    trace
+        Recorded with queries, keys and values.
+    sequence_id
+        Its sequence.
+    bytes_per_number
+        Of a number of the cache, for the accounting.
+    """
+
+    def __init__(self, trace: Trace, sequence_id: str, bytes_per_number: int) -> None:
+        self._trace, self._sequence_id = trace, sequence_id
+        stored = set(trace.stored_layers(sequence_id))
+        layers = [
+            one
+            for one in trace.spec.layers
+            if one.index in stored and one.holds_keys and not one.refusal
+        ]
+        self.cache = Cache(tuple(layers), bytes_per_number)
+        self._last: tuple[list[LayerSpec], Reference] | None = None
+
+    def __iter__(self) -> Iterator[tuple[list[LayerSpec], Reference]]:
+        """Yield layers and their reference; where all layers are one stack it is kept."""
+        if self._last is not None and len(self._last[0]) == len(self.cache.layers):
+            yield self._last
+            return
+        for _, alike in groupby(self.cache.layers, key=_shape):
+            run = list(alike)
+            first = self._blocks(run[0])
+            size = max(1, STACK_BYTES // sum(block.nbytes for block in first.values()))
+            for start in range(0, len(run), size):
+                self._last = (part := run[start : start + size], self._reference(part))
+                yield self._last
+
+    def _reference(self, layers: list[LayerSpec]) -> Reference:
+        blocks = [self._blocks(one) for one in layers]
+        projections = [self._trace.output_projection(one.index) for one in layers]
+        weights = [to_torch(one[0].data, one[0].dtype) for one in projections if one is not None]
+        rope = layers[0].rope
+        return Reference(
+            **{name: torch.stack([block[kind] for block in blocks]) for kind, name in _NAMES.items()},
+            layer=layers[0],
+            rope=None if rope is None else self._trace.spec.ropes[rope],
+            projection_LEX=torch.stack(weights) if len(weights) == len(layers) else None,
+        )
+
+    def _blocks(self, layer: LayerSpec) -> dict[str, torch.Tensor]:
+        blocks = self._trace.attention_inputs(self._sequence_id, layer.index)
+        return {kind: to_torch(block.data, block.dtype) for kind, block in blocks.items()}
+
+
+def _shape(layer: LayerSpec) -> tuple[Any, ...]:
+    """Return what layers must share to be replayed together; layers with sinks go alone."""
+    alone = layer.index if layer.sinks is not None else None
+    return (
+        layer.num_heads,
+        layer.num_kv_heads,
+        layer.head_dim,
+        layer.value_dim,
+        layer.scale,
+        layer.window,
+        layer.softcap,
+        layer.alibi,
+        layer.rope,
+        alone,
+    )
