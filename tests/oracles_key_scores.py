@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.oracles import pooled
+from tests.oracles import pooled, received_scores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,5 +123,173 @@ def expected_scores(sinks: int, future: int, epsilon: float) -> SlowScore:
             norm = math.sqrt(sum(x * x for x in cache.value_GTD[group, j]))
             scores[j] = (sum(column) / len(column) + epsilon) * norm
         return scores
+
+    return score
+
+
+def value_attention_scores(how: str) -> SlowScore:
+    """Score of ``vatp``: attention received so far times the sum of the value's magnitudes."""
+
+    def score(cache: SlowLayer, group: int) -> Scores:
+        received = received_scores(how)(cache, group)
+        return {j: a * sum(abs(x) for x in cache.value_GTD[group, j]) for j, a in received.items()}
+
+    return score
+
+
+def caote_scores(window: int) -> SlowScore:
+    """Score of ``caote``: how far outputs move if a key is not there; nearly none is none."""
+
+    def moved(cache: SlowLayer, group: int, head: int, row: int, j: int) -> float:
+        keys, value = cache.held[group], cache.value_GTD[group]
+        without = cache.output(cache.attention(head, row, keys - {j}), group)
+        length = math.sqrt(sum((without - value[j]) ** 2))
+        largest = max(math.sqrt(sum(value[i] ** 2)) for i in keys)
+        weight = cache.attention(head, row, keys).get(j, 0.0)
+        return weight * length if length > 1e-6 * largest else 0.0
+
+    def score(cache: SlowLayer, group: int) -> Scores:
+        rows = range(max(0, cache.seen - window), cache.seen)
+        cells = [(head, row) for head in cache.heads_of(group) for row in rows]
+        return {
+            j: sum(moved(cache, group, *cell, j) for cell in cells) / len(cells)
+            for j in cache.held[group]
+        }
+
+    return score
+
+
+def r_kv_scores(window: int, kernel: int, mix: float, threshold: float) -> SlowScore:
+    """Score of ``rkv``: pooled attention of the last rows less likeness to other keys."""
+
+    def importance(cache: SlowLayer, group: int, past: list[int]) -> list[float]:
+        rows = []
+        for q in range(max(0, cache.seen - window), cache.seen):
+            logits = [[logit(cache, h, q, j) for j in past] for h in cache.heads_of(group)]
+            rows.append(softmax([max(column) for column in zip(*logits, strict=True)]))
+        means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+        return pooled(means, kernel, "max")
+
+    def redundancy(cache: SlowLayer, group: int, keys: list[int]) -> dict[int, float]:
+        units = {j: unit(cache.key_GTD[group, j]) for j in keys}
+        total = dict.fromkeys(keys, 0.0)
+        for i in keys:
+            cosine = {j: float(units[i] @ units[j]) for j in keys if j != i}
+            alike = [j for j, x in cosine.items() if np.float32(x) > np.float32(threshold)]
+            for j, x in cosine.items():
+                total[j] += 0.0 if alike and j == max(alike) else x
+        means = [total[j] / len(keys) for j in keys]
+        return dict(zip(keys, softmax(means), strict=True))
+
+    def score(cache: SlowLayer, group: int) -> Scores:
+        keys = sorted(cache.held[group])
+        past = [j for j in keys if j < cache.seen - window]
+        scores = dict.fromkeys(keys, math.inf)
+        if past:
+            found, like = importance(cache, group, past), redundancy(cache, group, keys)
+            scores |= {j: mix * x - (1 - mix) * like[j] for j, x in zip(past, found, strict=True)}
+        return scores
+
+    return score
+
+
+def logit(cache: SlowLayer, head: int, row: int, key: int) -> float:
+    """Return one attention logit."""
+    layer = cache.layer
+    x = layer.scale * float(
+        cache.query_HTD[head, row] @ cache.key_GTD[head // layer.group_size, key]
+    )
+    if layer.softcap is not None:
+        x = layer.softcap * math.tanh(x / layer.softcap)
+    return x
+
+
+def leverages(
+    cache: SlowLayer, group: int, keys: list[int], ridge: float, draw: np.ndarray
+) -> Scores:
+    """Return the leverage of each of some keys among them, all of them projected by ``draw``."""
+    if not keys:
+        return {}
+    size = cache.key_GTD.shape[-1]
+    rows = {j: turn(-j, size) @ cache.key_GTD[group, j] @ draw for j in keys}
+    mean = sum(rows.values()) / len(rows)
+    gram = ridge * np.eye(draw.shape[1])
+    for row in rows.values():
+        gram = gram + np.outer(row - mean, row - mean)
+    return {j: float((x - mean) @ np.linalg.solve(gram, x - mean)) for j, x in rows.items()}
+
+
+def projection(cache: SlowLayer, group: int, sketch: int, seed: int) -> np.ndarray:
+    """Return what keys are multiplied by: a drawn matrix, or the unit matrix."""
+    size = cache.key_GTD.shape[-1]
+    if not sketch:
+        return np.eye(size)
+    draw = np.random.default_rng((seed, cache.layer.index, group))
+    return draw.standard_normal((size, sketch)) / math.sqrt(sketch)
+
+
+def leverage_scores(sketch: int, ridge: float, seed: int) -> SlowScore:
+    """Score of ``leverage``."""
+
+    def score(cache: SlowLayer, group: int) -> Scores:
+        draw = projection(cache, group, sketch, seed)
+        return leverages(cache, group, sorted(cache.held[group]), ridge, draw)
+
+    return score
+
+
+def chunk_attention(cache: SlowLayer, group: int, keys: list[int], chunk: int) -> Scores:
+    """Return what each of some keys receives in its chunk, times its value's norm, pooled."""
+    received = dict.fromkeys(keys, 0.0)
+    heads = cache.heads_of(group)
+    for at in range(0, len(keys), chunk):
+        part = keys[at : at + chunk]
+        for h in heads:
+            for q in part:
+                row = [float(cache.query_HTD[h, q] @ cache.key_GTD[group, j]) for j in part]
+                for j, weight in zip(part, softmax(row), strict=True):
+                    received[j] += weight / len(heads)
+    norms = [math.sqrt(sum(cache.value_GTD[group, j] ** 2)) for j in keys]
+    line = [received[j] * norm for j, norm in zip(keys, norms, strict=True)]
+    return dict(zip(keys, pooled(line, 3, "avg"), strict=True))
+
+
+def non_causal_scores(chunk: int) -> SlowScore:
+    """Score of ``noncausal``."""
+
+    def score(cache: SlowLayer, group: int) -> Scores:
+        return chunk_attention(cache, group, sorted(cache.held[group]), chunk)
+
+    return score
+
+
+def standardised(scores: list[Scores]) -> list[Scores]:
+    """Return scores of all heads less their common mean, over their common deviation."""
+    values = [x for one in scores for x in one.values()]
+    mean = sum(values) / max(len(values), 1)
+    variance = sum((x - mean) ** 2 for x in values) / max(len(values) - 1, 1)
+    deviation = max(math.sqrt(variance), 1e-6)
+    return [{j: (x - mean) / deviation for j, x in one.items()} for one in scores]
+
+
+def compactor_scores(
+    sinks: int, newest: int, blend: float, chunk: int, sketch: int, ridge: float, seed: int
+) -> SlowScore:
+    """Score of ``compactor``: both of the above, standardised over the heads of the layer."""
+
+    def score(cache: SlowLayer, group: int) -> Scores:
+        inner = [
+            [j for j in sorted(held) if sinks <= j < cache.seen - newest] for held in cache.held
+        ]
+        draws = [projection(cache, g, sketch, seed) for g in range(len(inner))]
+        lever = standardised(
+            [leverages(cache, g, keys, ridge, draws[g]) for g, keys in enumerate(inner)]
+        )
+        heard = standardised(
+            [chunk_attention(cache, g, keys, chunk) for g, keys in enumerate(inner)]
+        )
+        return dict.fromkeys(cache.held[group], math.inf) | {
+            j: round(blend * lever[group][j] + heard[group][j], 6) for j in inner[group]
+        }
 
     return score

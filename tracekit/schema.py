@@ -322,7 +322,10 @@ KV_RESULTS = Table(
         Column("policy", _ID, "", "canonical text of the policy, its identity"),
         Column("family", _ID, "", "short name, the same for all kept fractions of a policy"),
         _LEVEL,
-        Column("causal", _BOOL, "", "false for a bound that looks at later rows: no decoder has it"),
+        Column(
+            "causal", _BOOL, "", "false for a bound that looks at later rows: no decoder has it"
+        ),
+        Column("selects", _BOOL, "", "each row chooses what it reads of the entries held (recall)"),
         Column("evict_at", _ID, "", "schedule: at=prompt, at=context, every=1,from=prompt ..."),
         Column("query_aware", _BOOL, "", "whether the question was seen before the first eviction"),
         _LAYER,
@@ -340,7 +343,9 @@ KV_RESULTS = Table(
         Column("full_kv_bytes", _F64, "bytes", "bytes of the full cache, mean over scored steps"),
         Column("state_bytes", _F64, "bytes", "what the policy itself must keep, mean over steps"),
         Column("num_evicted", _I64, "entries", "entries evicted by then, over layers and heads"),
-        Column("is_idle", _BOOL, "", "nothing was evicted: the budget was never short; not averaged"),
+        Column(
+            "is_idle", _BOOL, "", "nothing was evicted: the budget was never short; not averaged"
+        ),
         Column("is_clipped", _BOOL, "", "the budget was smaller than what was to be protected"),
         Column("is_clamped", _BOOL, "", "the budget was larger than what the full cache held"),
         Column("output_error", _F32, "", "relative L2 of the attention output over scored rows"),
@@ -520,6 +525,34 @@ RECOMMENDED = Table(
     ),
 )
 
+STACKING = Table(
+    "stacking",
+    "a policy that evicts and transforms, at one kept fraction: each alone, then together",
+    (
+        Column("policy", _ID, "", "canonical text of both together"),
+        Column("eviction", _ID, "", "canonical text of the policy without its transform"),
+        Column("transform", _ID, "", "canonical text of the transform alone, on the full cache"),
+        _LEVEL,
+        Column("measure", _ID, "", "output_error, or output_error_sq: additive if independent"),
+        Column("kept_frac", _F64, "", "bytes held together over the full cache's, mean"),
+        Column("eviction_mean", _F64, "", "measure of the eviction alone, mean over sequences"),
+        Column("transform_mean", _F64, "", "of the transform alone"),
+        Column("together_mean", _F64, "", "of both together"),
+        Column("interaction", _F64, "", "together - (eviction + transform), mean"),
+        Column("low", _F64, "", "lower end of its 95 % bootstrap interval; null below 3 sequences"),
+        Column("high", _F64, "", "upper end"),
+        Column("n", _I32, "sequences", "sequences that have all three"),
+        Column("num_excluded", _I32, "sequences", "sequences left out: nothing was evicted there"),
+        Column("error_bound", _F64, "", "output error at which a transform alone costs too much"),
+        Column("exceeds_error_bound", _BOOL, "", "the transform alone does: do not stack it"),
+        Column(
+            "perplexity_change", _F64, "", "perplexity that the transform alone costs (propagated)"
+        ),
+        Column("perplexity_bound", _F64, "", "perplexity at which it costs too much"),
+        Column("exceeds_perplexity_bound", _BOOL, "", "the transform alone does: do not stack it"),
+    ),
+)
+
 SUMMARY = Table(
     "summary",
     "a measure of a policy or estimator over sequences, with its interval",
@@ -530,9 +563,10 @@ SUMMARY = Table(
         _LEVEL,
         _DOMAIN,
         _BUCKET,
-        Column("x_name", _ID, "", "what x is: kept_frac or size"),
+        Column("causal", _BOOL, "", "false for a bound that no decoder reaches; null: vocab"),
+        Column("x_name", _ID, "", "what x is: kept_frac, read_frac (recall policies) or size"),
         Column("x", _F64, "", "mean of it over the sequences"),
-        Column("target", _F64, "", "what was asked for: kept fraction or size"),
+        Column("target", _F64, "", "what was asked for: fraction or size"),
         Column("measure", _ID, "", "column of the results that is summarised"),
         Column("mean", _F64, "", "mean over sequences"),
         Column("low", _F64, "", "lower end of the 95 % bootstrap interval; null below 3 sequences"),

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
-from dataclasses import dataclass, replace
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +16,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from tests import oracles
+from tests import oracles, oracles_budgets
 from tracekit.kv.amounts import parse_kept
-from tracekit.kv.budget import Allotment, Cache
+from tracekit.kv.budget import HEAD_BUDGETS, LAYER_BUDGETS, Allotment, Cache
 from tracekit.kv.engine import NEVER, Engine
 from tracekit.kv.parse import parse
 from tracekit.kv.plan import make_shares, observe
@@ -25,6 +30,7 @@ from tracekit.spec import LayerSpec, RopeSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tracekit.kv.budget import LayerBudget
     from tracekit.kv.policy import Policy
     from tracekit.kv.replay import Replay
 
@@ -155,6 +161,7 @@ def cases(draw: st.DrawFn, *, min_rows: int = 1) -> Case:
         whole=draw(st.booleans()),
         window=draw(st.none() | st.integers(1, 20)),
         softcap=draw(st.none() | st.just(5.0)),
+        alibi=draw(st.none() | st.just(tuple(2.0**-h for h in range(groups * group_size)))),
         sinks=None if sinks is None else tuple(sinks[: groups * group_size]),
     )
 
@@ -175,14 +182,41 @@ def family(text: str, kept: Sequence[str]) -> list[Policy]:
     return [replace(policy, kept=parse_kept(one)) for one in kept]
 
 
+@cache
+def head_file(num_layers: int, num_heads: int) -> str:
+    """Return the path of a file with a number for each layer and head, some of them 0 and equal."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    path = Path(folder) / "heads.json"
+    numbers = [[(3 * at + 2 * g) % 5 / 4 for g in range(num_heads)] for at in range(num_layers)]
+    numbers[-1][-1] = 1.0
+    path.write_text(json.dumps(numbers))
+    return str(path)
+
+
+def with_file(budget: LayerBudget, case: Case) -> LayerBudget:
+    """Return a budget with a file that fits the case, if it reads one and none is named."""
+    if "file" not in {one.name for one in fields(budget)}:
+        return budget
+    return replace(budget, file=head_file(len(case.layers), case.layer.num_kv_heads))
+
+
+def shares_of(
+    case: Case, policies: Sequence[Policy], point: int, reference: Reference
+) -> tuple[tuple[torch.Tensor, ...], ...] | None:
+    """Return the plan of a family, made from this stack alone."""
+    setting, first = case.setting(point), policies[0]
+    first = replace(first, layers=with_file(first.layers, case))
+    return make_shares([first, *policies[1:]], [observe(first, reference, setting)], setting)
+
+
 def run_family(
     case: Case, policies: Sequence[Policy], point: int, reference: Reference | None = None
 ) -> Replay | None:
-    """Replay one family with the prompt's end at ``point``, its plan made from this stack alone."""
-    reference, setting = reference or case.reference, case.setting(point)
-    observed = [observe(policies[0], reference, setting)]
-    family = Family(tuple(policies), make_shares(policies, observed, setting))
-    return replay([family], reference, setting)[0]
+    """Replay one family with the prompt's end at ``point``."""
+    reference = reference or case.reference
+    family = Family(tuple(policies), shares_of(case, policies, point, reference))
+    return replay([family], reference, case.setting(point))[0]
 
 
 @dataclass(frozen=True)
@@ -194,8 +228,16 @@ class Run:
     decisions: list[tuple[int, torch.Tensor, torch.Tensor]]
 
 
+def allot(
+    case: Case, policies: Sequence[Policy], point: int, dtype: torch.dtype = torch.float64
+) -> Allotment:
+    """Return the entries of each layer and head, planned at ``point``."""
+    shares = shares_of(case, policies, point, case.reference_in(dtype))
+    return Allotment(case.cache, [one.kept for one in policies], shares)
+
+
 def make_engine(case: Case, policies: Sequence[Policy], **more: Any) -> Engine:
-    """Return an engine in which all layers and heads have the same budget."""
+    """Return an engine in which all layers and heads have the same budget, unless one is given."""
     allotment = Allotment(case.cache, [one.kept for one in policies])
     future = case.reference.future
     usual = {"allotment": allotment, "seed": SEED, "rope": case.rope, "future": future}
@@ -206,7 +248,8 @@ def run_rows(
     case: Case, policies: Sequence[Policy], point: int, dtype: torch.dtype = torch.float64
 ) -> Run:
     """Call the engine one row at a time."""
-    engine = make_engine(case, policies, future=case.reference_in(dtype).future)
+    future, allotment = case.reference_in(dtype).future, allot(case, policies, point, dtype)
+    engine = make_engine(case, policies, future=future, allotment=allotment)
     due = policies[0].schedule.decisions(point, case.spans())
     outputs, decisions = [], []
     for t in range(case.num_rows):
@@ -222,15 +265,29 @@ def run_rows(
     return Run(engine, torch.cat(outputs, dim=-2), decisions)
 
 
-def assert_holds_the_smaller(
-    budget_N: torch.Tensor, before_NLGK: torch.Tensor, after_NLGK: torch.Tensor
+def assert_kept_sets_shrink_to_the_budget(
+    case: Case, policies: Sequence[Policy], point: int
 ) -> None:
-    """Each head holds at least the smaller of budget and available, and so does each layer."""
-    num_before, num_after = before_NLGK.sum(-1), after_NLGK.sum(-1)
-    budget_N11 = budget_N[:, None, None]
-    assert (num_after >= budget_N11.minimum(num_before)).all()
-    budget_N1 = budget_N[:, None] * num_after.shape[-1]
-    assert torch.equal(num_after.sum(-1), budget_N1.minimum(num_before.sum(-1)))
+    """Law 2: each layer holds min(its budget, available), no head is empty, bytes are uniform's.
+
+    Where heads do not share, each of them holds at least min(its budget, available).
+    """
+    allotment, cache = allot(case, policies, point), case.cache
+    for t, before_NLGK, after_NLGK in run_rows(case, policies, point).decisions:
+        assert not (after_NLGK & ~before_NLGK).any()
+        budget_NLG, num_before, num_after = (
+            allotment.entries(t, case.layers),
+            before_NLGK.sum(-1),
+            after_NLGK.sum(-1),
+        )
+        budget_NL = budget_NLG.sum(-1)
+        assert (num_after >= 1).all()
+        assert torch.equal(num_after.sum(-1), budget_NL.minimum(num_before.sum(-1)))
+        if policies[0].heads.is_uniform:
+            assert (num_after >= budget_NLG.minimum(num_before)).all()
+        for policy, one_LG in zip(policies, budget_NLG, strict=True):
+            usable = int(one_LG.clamp(max=case.layer.entries(t)).sum()) * cache.entry_bytes_L[0]
+            assert usable == cache.num_bytes(max(1, policy.kept.of(t)), t)
 
 
 @dataclass(frozen=True)
@@ -247,21 +304,41 @@ class SlowRun:
     is_clamped: bool
 
 
+def slow_shares(case: Case, policy: Policy, point: int) -> oracles_budgets.Shares | None:
+    """Return the twin's plan over all layers of the stack, which have seen ``point`` rows."""
+    if policy.layers.is_uniform:
+        return None
+    layers = []
+    for at, layer in enumerate(case.cache.layers):
+        slow = oracles.SlowLayer(layer, *(array[at] for array in case.arrays))
+        slow.seen = point
+        slow.held = [set(range(point)[-(layer.window or point) :]) for _ in slow.held]
+        layers.append(slow)
+    budget = max(1, oracles.entries(policy.kept.amount, policy.kept.unit, point))
+    plan = oracles_budgets.PLANS[LAYER_BUDGETS.name_of(type(policy.layers))]
+    return plan(with_file(policy.layers, case), layers, budget)
+
+
 def run_slow(case: Case, at: int, policy: Policy, point: int) -> SlowRun:
     """Run the twin on layer number ``at`` of the stack."""
     layer = replace(case.layer, index=case.layers[at])
     slow = oracles.SlowLayer(layer, *(array[at] for array in case.arrays))
     scores, protection = TWINS[policy.name](policy.scorer), policy.protection
+    share = oracles_budgets.HEADS[HEAD_BUDGETS.name_of(type(policy.heads))](policy.heads)
     due = policy.schedule.decisions(point, case.spans())
+    shares = slow_shares(case, policy, min(due)) if due else None
     outputs, fulls, held, masses, kls, clamped = [], [], [], [], [], False
     for t in range(case.num_rows):
         if t in due:
             budget = max(1, oracles.entries(policy.kept.amount, policy.kept.unit, t))
-            recent = oracles.entries(protection.recent.amount, protection.recent.unit, budget)
-            clamped |= budget > min(t, layer.window or t)
-            heads = layer.num_kv_heads
-            newest = [max(recent, protection.grace)] * heads
-            slow.decide(scores, [budget] * heads, protection.sinks, newest)
+            budgets = [budget] * layer.num_kv_heads
+            if shares is not None:
+                budgets = oracles_budgets.share_out(shares, budget, case.cache.layers, t)[at]
+            recent = protection.recent
+            newest = [oracles.entries(recent.amount, recent.unit, one) for one in budgets]
+            newest = [max(one, protection.grace) for one in newest]
+            clamped |= any(one > min(t, layer.window or t) for one in budgets)
+            slow.decide(scores, budgets, protection.sinks, newest, share)
         output = slow.step()
         if t < point:
             continue

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests import oracles
 from tests.kv.cases import make_case, run_family
 from tracekit.errors import UsageError
-from tracekit.kv.amounts import parse_kept, parse_part, part_text
+from tracekit.kv.amounts import Frac, parse_kept, parse_part, part_text
 from tracekit.kv.engine import NEVER
 from tracekit.kv.parse import parse
 from tracekit.kv.presets import PRESETS
@@ -63,9 +63,9 @@ def test_the_canonical_text_gives_the_policy_back(text):
 def test_a_family_is_one_name_for_all_kept_amounts_and_names_the_same_policy(text, one, other):
     policy = parse(text)
     assert policy.kept is None
-    assert policy.with_kept(one).family == policy.with_kept(other).family == policy.family
+    assert policy.with_kept(Frac(one)).family == policy.with_kept(Frac(other)).family == policy.family
     assert parse(policy.family) == policy
-    assert policy.with_kept(one) == parse(policy.with_kept(one).text)
+    assert policy.with_kept(Frac(one)) == parse(policy.with_kept(Frac(one)).text)
 
 
 @given(KEPT, st.integers(1, 10**6))
@@ -152,7 +152,7 @@ def test_a_wrong_text_is_refused_with_what_to_do(text, words):
 def test_full_cannot_be_given_an_amount():
     assert parse("full").kept.amount == 1.0
     with pytest.raises(UsageError, match="keeps everything"):
-        parse("full").with_kept(0.5)
+        parse("full").with_kept(Frac(0.5))
 
 
 def test_the_target_of_tokens_is_their_mean_share_of_the_tokens_seen():

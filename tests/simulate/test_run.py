@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tracekit import schema
-from tracekit.errors import InputError, TraceError
+from tracekit.errors import InputError, TraceError, UsageError
+from tracekit.kv.scorers.key_norm import KeyNorm
 from tracekit.record.prompts import read_prompts
 from tracekit.record.sources.prompts import PromptSource
 from tracekit.report.render import write_report
@@ -21,9 +22,17 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from tracekit.kv.view import View
+
 
 def read(folder: Path, name: str) -> pd.DataFrame:
     return pq.read_table(folder / f"{name}.parquet").to_pandas()
+
+
+def read_kv(folder: Path) -> pd.DataFrame:
+    """Return the rows over all steps."""
+    kv = read(folder, "kv")
+    return kv[kv["steps"] == schema.ANY]
 
 
 def first_of(prompt_file: Path) -> PromptSource:
@@ -36,7 +45,7 @@ def test_every_table_has_the_documented_schema(results_folder: Path) -> None:
 
 
 def test_the_full_cache_loses_nothing(results_folder: Path) -> None:
-    kv = read(results_folder, "kv")
+    kv = read_kv(results_folder)
     full = kv[kv["family"] == "full"]
     assert len(full)
     assert (full["output_error"] == 0).all()
@@ -46,7 +55,7 @@ def test_the_full_cache_loses_nothing(results_folder: Path) -> None:
 
 
 def test_rows_of_heads_layers_and_all_together_agree(results_folder: Path) -> None:
-    kv = read(results_folder, "kv")
+    kv = read_kv(results_folder)
     by = ["sequence_id", "policy"]
     heads = kv[(kv["kv_head"] >= 0)]
     layers = kv[(kv["layer"] >= 0) & (kv["kv_head"] == schema.ALL)].sort_values([*by, "layer"])
@@ -61,7 +70,7 @@ def test_rows_of_heads_layers_and_all_together_agree(results_folder: Path) -> No
 
 
 def test_what_is_kept_is_what_was_asked_for(results_folder: Path) -> None:
-    kv = read(results_folder, "kv")
+    kv = read_kv(results_folder)
     once = kv[(kv["layer"] == schema.ALL) & (kv["family"] == "knorm")]
     # Tokens after the only eviction are kept, so more is held than was asked for.
     assert (once["kept_frac"] >= once["target_frac"] - 0.05).all()
@@ -169,7 +178,7 @@ def test_a_sequence_without_the_eviction_point_is_skipped_and_counted(
         "turns#0",
         "raw#0",
     }
-    kv = read(tmp_path / "r", "kv")
+    kv = read_kv(tmp_path / "r")
     assert not kv["query_aware"].any()
     assert not (tmp_path / "r" / "vocab.parquet").exists()
 
@@ -237,7 +246,7 @@ def test_windows_of_a_text_are_scored_where_they_count(model_folder: Path, tmp_p
         plan = make_plan(["h2o:kept=0.5"], vocab=["oracle"], sizes=(16,))
         assert not simulate(tmp_path / name, tmp_path / f"{name}-r", plan).failed
     trace = Trace(tmp_path / "windows")
-    kv = read(tmp_path / "windows-r", "kv")
+    kv = read_kv(tmp_path / "windows-r")
     whole = kv[(kv["layer"] == schema.ALL)].set_index("sequence_id")["num_scored"]
     for _, one in trace.sequences.iterrows():
         # Plain text has its eviction point in the middle; a row scores the token after it.
@@ -250,7 +259,7 @@ def test_windows_of_a_text_are_scored_where_they_count(model_folder: Path, tmp_p
     write_report(tmp_path / "windows-r", tmp_path / "report.html")
 
 
-def test_alibi_is_refused_by_name(tmp_path: Path) -> None:
+def test_alibi_is_replayed(tmp_path: Path) -> None:
     from tests import architectures, tiny
     from tracekit.model.load import load_model
     from tracekit.record.options import RecordOptions
@@ -262,8 +271,52 @@ def test_alibi_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("the river in the morning\n")
     options = RecordOptions(max_new_tokens=4)
     record(load_model(str(folder)), str(tmp_path / "p.txt"), tmp_path / "t", options)
-    with pytest.raises(TraceError, match="ALiBi"):
-        simulate(tmp_path / "t", tmp_path / "r", make_plan(["h2o"]))
+    assert all(layer.alibi for layer in Trace(tmp_path / "t").spec.layers)
+    plan = make_plan(["h2o:kept=0.5", "knorm:kept=0.5", "knorm:kept=1.0"])
+    assert not simulate(tmp_path / "t", tmp_path / "r", plan).failed
+    kv = read_kv(tmp_path / "r").set_index("target_frac")
+    assert (kv.loc[1.0, "output_error"] == 0).all()
+    assert (kv.loc[0.5, "output_error"] > 0).any()
+
+
+def test_steps_add_up_to_all_of_them(results_folder: Path) -> None:
+    kv = read(results_folder, "kv")
+    by = ["sequence_id", "policy", "layer", "kv_head"]
+    whole = kv[kv["steps"] == schema.ANY].set_index(by).sort_index()
+    parts = kv[kv["steps"] != schema.ANY]
+    weighted = parts.assign(mass=parts["mass_kept"] * parts["num_scored"]).groupby(by, observed=True)
+    assert (weighted["num_scored"].sum() == whole["num_scored"]).all()
+    np.testing.assert_allclose(
+        weighted["mass"].sum() / whole["num_scored"], whole["mass_kept"], rtol=1e-5
+    )
+
+
+def test_processes_share_the_sequences_and_write_the_same_bytes(
+    results_folder: Path, trace_folder: Path, tmp_path: Path
+) -> None:
+    simulate(trace_folder, tmp_path / "r", make_plan(sizes=(16, 64, 4096)), jobs=2)
+    for name in ("kv", "vocab", "attention", "recommended", "summary"):
+        one, other = (folder / f"{name}.parquet" for folder in (results_folder, tmp_path / "r"))
+        assert one.read_bytes() == other.read_bytes(), name
+
+
+def test_no_processes_are_refused(trace_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="jobs=0"):
+        simulate(trace_folder, tmp_path / "r", make_plan(["h2o"]), jobs=0)
+
+
+def test_a_cell_that_fails_is_named_and_the_others_are_there(
+    trace_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: KeyNorm, view: View) -> None:
+        raise ArithmeticError("of no use")
+
+    monkeypatch.setattr(KeyNorm, "score", fail)
+    done = simulate(trace_folder, tmp_path / "r", make_plan(["h2o:kept=0.5", "knorm:kept=0.5"]))
+    assert {one["cell"].split(" on ")[0] for one in done.failed} == {"knorm"}
+    assert {one["why"] for one in done.failed} == {"ArithmeticError: of no use"}
+    assert len(done.failed) == done.num_computed == 5
+    assert set(read_kv(tmp_path / "r")["family"]) == {"h2o"}
 
 
 def test_what_is_fitted_on_other_prompts_does_not_apply_where_there_are_none(

@@ -12,10 +12,13 @@ def list_(
         bool, typer.Option("--json", help="Print one JSON object on stdout.")
     ] = False,
 ) -> None:
-    """List policies, estimators, built-in models and prompt sets, with their parameters."""
+    """List policies and their parts, estimators, built-in models and prompt sets."""
     from tracekit.cli.output import emit, table
+    from tracekit.kv.budget import HEAD_BUDGETS, LAYER_BUDGETS
     from tracekit.kv.parse import parse
     from tracekit.kv.presets import PRESETS
+    from tracekit.kv.selector import SELECTORS
+    from tracekit.kv.transform import TRANSFORMS
     from tracekit.model.builtin import BUILTIN_MODELS
     from tracekit.record.prompts import builtin_folder
     from tracekit.vocab.estimator import ESTIMATORS
@@ -28,6 +31,11 @@ def list_(
         {"name": name, "text": ESTIMATORS.get(name)().text, "what": _summary(ESTIMATORS.get(name))}
         for name in ESTIMATORS.names()
     ]
+    parts_of_policies = [
+        {"kind": registry.kind, "name": name, "what": _summary(registry.get(name))}
+        for registry in (LAYER_BUDGETS, HEAD_BUDGETS, TRANSFORMS, SELECTORS)
+        for name in registry.names()
+    ]
     models = sorted(BUILTIN_MODELS)
     prompts = sorted(path.stem for path in builtin_folder().glob("*.jsonl"))
     parts = [
@@ -38,8 +46,21 @@ def list_(
         )
         for title, rows in (("KV policies", policies), ("vocabulary estimators", estimators))
     ]
+    parts.append(
+        table(
+            "parts of KV policies: layers=NAME, heads=NAME, +TRANSFORM, +SELECTOR",
+            ["kind", "name", "what it does"],
+            [[r["kind"], r["name"], r["what"]] for r in parts_of_policies],
+        )
+    )
     parts += [f"models: {', '.join(models)}", f"prompt sets: {', '.join(prompts)}"]
-    data = {"policies": policies, "estimators": estimators, "models": models, "prompts": prompts}
+    data = {
+        "policies": policies,
+        "parts": parts_of_policies,
+        "estimators": estimators,
+        "models": models,
+        "prompts": prompts,
+    }
     emit(data, "\n".join(parts), as_json=as_json)
 
 

@@ -149,7 +149,7 @@ def _results(folder: Path) -> tuple[dict[str, Any], str]:
         chosen = summary[(summary["domain"] == "all") & (summary["bucket"] == "all")]
         rows = json.loads(_records(chosen))
     for question, measures in (
-        ("kv", ["output_error", "mass_kept"]),
+        ("kv", ["kept_frac", "read_frac", "output_error", "mass_kept"]),
         ("vocab", ["hit_argmax", "mass", "cost_frac"]),
     ):
         by_name: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
@@ -158,18 +158,18 @@ def _results(folder: Path) -> tuple[dict[str, Any], str]:
                 by_name.setdefault((row["family"], row["x"]), {})[row["measure"]] = row
         if not by_name:
             continue
-        x_name = "kept_frac" if question == "kv" else "size"
         cells = [
             [
-                name,
-                f"{x:.0f}" if question == "vocab" else number(x),
+                name if next(iter(found.values()))["causal"] in (None, True) else f"{name} (bound)",
+                *([f"{x:.0f}"] if question == "vocab" else []),
                 *(_interval(found.get(one)) for one in measures),
                 _n(found),
             ]
             for (name, x), found in sorted(by_name.items())
         ]
         title = f"{question}, level {next(iter(next(iter(by_name.values())).values()))['level']}"
-        parts.append("\n" + table(title, ["name", x_name, *measures, "n"], cells))
+        columns = ["name", *(["size"] if question == "vocab" else []), *measures, "n"]
+        parts.append("\n" + table(title, columns, cells))
     return {"results": str(folder), "run": run, "summary": rows}, "\n".join(parts)
 
 
@@ -179,7 +179,7 @@ def _interval(row: dict[str, Any] | None) -> str:
 
     if row is None:
         return "-"
-    if row["low"] is None or row["measure"] == "cost_frac":
+    if row["low"] is None or row["measure"].endswith("_frac"):
         return number(row["mean"])
     return f"{number(row['mean'])} [{number(row['low'])}, {number(row['high'])}]"
 

@@ -15,13 +15,14 @@ _WHAT, _RUN = "What to replay", "Run"
 def simulate(
     trace: Annotated[str, typer.Argument(help="Folder or URL of a trace.")],
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="Folder of the results.", rich_help_panel=_WHAT)
-    ],
+        Path | None,
+        typer.Option("-o", "--out", help="Folder of the results.", rich_help_panel=_WHAT),
+    ] = None,
     kv: Annotated[
         list[str] | None,
         typer.Option(
-            help="A KV policy: h2o, snapkv:window=16,at=context, h2o:kept=0.3,every=16; repeat it "
-            "for several.",
+            help="A KV policy: h2o, snapkv:window=16,at=context, h2o:kept=0.3,every=16+int4, quest; "
+            "repeat it for several.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -35,12 +36,29 @@ def simulate(
     kept: Annotated[
         str,
         typer.Option(
-            help="Kept fractions, for policies that do not name their own.", rich_help_panel=_WHAT
+            help="What policies keep that do not say it: 0.3, 512tok, 64MiB.",
+            rich_help_panel=_WHAT,
         ),
     ] = "0.1,0.25,0.5,0.75",
     sizes: Annotated[
         str, typer.Option(help="Candidate-set sizes.", rich_help_panel=_WHAT)
     ] = "256,512,1024,2048,4096,8192",
+    attention: Annotated[
+        bool | None,
+        typer.Option(
+            help="Attention statistics and the kept fractions that they suggest.",
+            rich_help_panel=_WHAT,
+            show_default="where neither --kv nor --vocab is given",
+        ),
+    ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SEQUENCE,LAYER,HEAD",
+            help="Show which tokens each policy kept there at which step, and compute nothing else.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     level: Annotated[
         str,
         typer.Option(
@@ -54,6 +72,9 @@ def simulate(
     seed: Annotated[
         int, typer.Option(help="Of random policies and the bootstrap.", rich_help_panel=_RUN)
     ] = 0,
+    jobs: Annotated[
+        int, typer.Option(help="Processes that share the sequences.", rich_help_panel=_RUN)
+    ] = 1,
     progress: Annotated[
         Style, typer.Option(help="How progress is shown on stderr.", rich_help_panel=_RUN)
     ] = Style.auto,
@@ -68,21 +89,30 @@ def simulate(
     """
     from tracekit.cli.output import emit
     from tracekit.cli.progress import shown
-    from tracekit.errors import CellsFailedError
+    from tracekit.errors import CellsFailedError, UsageError
     from tracekit.simulate.plan import make_plan
     from tracekit.simulate.run import simulate as run
 
     plan = make_plan(
         kv or (None if not vocab else []),
         vocab or (None if not kv else []),
-        kept=_numbers("--kept", kept, float),
-        sizes=[int(size) for size in _numbers("--sizes", sizes, int)],
+        kept=kept.split(","),
+        sizes=_sizes(sizes),
+        attention=attention,
         level=level,
         seed=seed,
         bytes_per_number=kv_bytes,
     )
+    if explain is not None:
+        from tracekit.cli.explain import print_strips
+
+        print_strips(trace, explain, plan, as_json=as_json)
+        return
+    if out is None:
+        msg = "say where the results go: -o RESULTS."
+        raise UsageError(msg)
     with shown(progress) as listener:
-        done = run(trace, out, plan, progress=listener)
+        done = run(trace, out, plan, jobs=jobs, progress=listener)
     found = done.num_computed + done.num_found
     emit(
         {
@@ -98,16 +128,16 @@ def simulate(
         as_json=as_json,
     )
     if done.failed:
-        msg = f"{len(done.failed)} groups of cells failed (named above); the others are there."
+        msg = f"{len(done.failed)} cells failed (named above); the others are there."
         raise CellsFailedError(msg)
 
 
-def _numbers(flag: str, text: str, kind: type[float | int]) -> list[float]:
+def _sizes(text: str) -> list[int]:
     """Return comma-separated numbers."""
     from tracekit.errors import UsageError
 
     try:
-        return [kind(part) for part in text.split(",")]
+        return [int(part) for part in text.split(",")]
     except ValueError:
-        msg = f"{flag} takes numbers with commas between them, not {text!r}."
+        msg = f"--sizes takes numbers with commas between them, not {text!r}."
         raise UsageError(msg) from None

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from tracekit.errors import UsageError
-from tracekit.kv.selector import Choice
+from tracekit.kv.pages import Binder
+from tracekit.kv.scorer import Needs
+from tracekit.kv.selector import Choice, Selector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracekit.kv.policy import Policy
+    from tracekit.kv.selector import Fitted
+    from tracekit.kv.view import View
     from tracekit.spec import LayerSpec
 
 
@@ -30,11 +34,26 @@ class Chooser:
     def __init__(self, policies: Sequence[Policy], layer: LayerSpec) -> None:
         self._selectors = [one.selector for one in policies if one.selector is not None]
         self._layer = layer
+        self._binders = [Binder(one, layer.window) for one in self._selectors[:1]]
+        self._fitted: Fitted = ()
 
     @property
     def num_sets(self) -> int:
         """Sets that are chosen: N, or 1 if there is no selector."""
         return len(self._selectors) or 1
+
+    @property
+    def needs(self) -> Needs:
+        """What is read at the first decision."""
+        return self._selectors[0].needs if self._selectors else Needs()
+
+    def decided(self, view: View) -> None:
+        """Take notice of a decision: the first one is learned from, at any the pages change."""
+        for selector in self._selectors[:1]:
+            if not view.num_decisions:
+                self._fitted = selector.fit(view)
+        for binder in self._binders:
+            binder.forget()
 
     def choose(
         self,
@@ -60,7 +79,9 @@ class Chooser:
         if not self._selectors:
             return seen_NLGQK
         num_rows, num_keys = seen_NLGQK.shape[-2:]
-        end, device = first_row + num_rows, seen_NLGQK.device
+        if bool((held_NLGK == held_NLGK[:1]).all()):  # one search then serves all N amounts
+            held_NLGK, seen_NLGQK = held_NLGK[:1], seen_NLGQK[:1]
+        key_LGKD, end = key_LGKD[..., :num_keys, :], first_row + num_rows
         before_LHQD = query_LHTD[..., max(0, first_row - 1) : end - 1, :]
         if first_row == 0:
             before_LHQD = torch.nn.functional.pad(before_LHQD, (0, 0, 1, 0))
@@ -68,23 +89,26 @@ class Chooser:
             layer=self._layer,
             query_LHQD=query_LHTD[..., first_row:end, :],
             query_before_LHQD=before_LHQD,
-            key_LGKD=key_LGKD[..., :num_keys, :],
-            held_NLGK=held_NLGK.expand(self.num_sets, -1, -1, -1),
-            seen_NLGQK=seen_NLGQK.expand(self.num_sets, -1, -1, -1, -1),
-            budget_NQ=torch.tensor(
-                [[self._budget(n, seen + 1) for seen in range(first_row, end)] for n in self._all()],
-                device=device,
-            ),
+            key_LGKD=key_LGKD,
+            held_NLGK=held_NLGK,
+            seen_NLGQK=seen_NLGQK,
+            budget_NQ=self._budgets(range(first_row + 1, end + 1)).to(key_LGKD.device),
             first_row=first_row,
+            fitted=self._fitted,
+            binder=self._binders[0],
         )
-        return self._selectors[0].choose(choice) & choice.seen_NLGQK
+        read_NLGQK = self._selectors[0].choose(choice) & seen_NLGQK
+        return read_NLGQK.expand(self.num_sets, -1, -1, -1, -1)
 
-    def _all(self) -> range:
-        return range(self.num_sets)
+    def _budgets(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Return int64 [N, Q], by the tokens seen at each row."""
+        return torch.tensor([[_budget(one, seen) for seen in tokens] for one in self._selectors])
 
-    def _budget(self, n: int, num_tokens: int) -> int:
-        read = self._selectors[n].read
-        if read is None:
-            msg = "a selector has no amount: say how much is read, as in +quest:read=0.1."
-            raise UsageError(msg)
-        return max(1, read.of(num_tokens))
+
+def _budget(selector: Selector, num_tokens: int) -> int:
+    if not selector.takes_amount:
+        return num_tokens
+    if selector.read is None:
+        msg = "a selector has no amount: say how much is read, as in +quest:read=0.1."
+        raise UsageError(msg)
+    return max(1, selector.read.of(num_tokens))

@@ -26,8 +26,10 @@ class Measures(NamedTuple):
         Entries held, the row's own included (int64).
     read_NLGR
         Entries of these that the row reads.
+    fetched_NLGR
+        Entries of those read that came from the slow tier; 0 without a tier. The others are hits.
     closed_NLGR
-        Entries of these that are stored transformed.
+        Entries of those held that are stored transformed.
     error_sq_NLHR, norm_sq_LHR
         Squared L2 norm of pruned - full attention output, and of the full one.
     cosine_NLHR
@@ -47,6 +49,7 @@ class Measures(NamedTuple):
 
     held_NLGR: torch.Tensor
     read_NLGR: torch.Tensor
+    fetched_NLGR: torch.Tensor
     closed_NLGR: torch.Tensor
     error_sq_NLHR: torch.Tensor
     norm_sq_LHR: torch.Tensor
@@ -104,6 +107,7 @@ def compare(
     return Measures(
         held_NLGR=held_NLGR.expand(num_sets, -1, -1, -1),
         read_NLGR=read_NLGR.expand(num_sets, -1, -1, -1),
+        fetched_NLGR=outcome.fetched_NLGQ.expand(num_sets, -1, -1, -1),
         closed_NLGR=count_seen(stays_NLGK & engine.closed_LGK[..., :num_keys], seen_QK),
         error_sq_NLHR=error_sq_NLHQ,
         norm_sq_LHR=norm_sq_LHQ,

@@ -13,6 +13,7 @@ from tracekit.kv.choose import Chooser
 from tracekit.kv.rows import Rows
 from tracekit.kv.select import select
 from tracekit.kv.storage import Storage
+from tracekit.kv.tier import FastTier
 from tracekit.kv.view import Future, View
 from tracekit.measure.attention import as_wide, logits_HQK, visible_QK
 
@@ -38,10 +39,13 @@ class Outcome(NamedTuple):
         Attention over the keys up to the last of these rows.
     seen_NLGQK
         Entries that each row read.
+    fetched_NLGQ
+        Entries of these that came from the slow tier; 0 without a tier.
     """
 
     weights_LGNMQK: torch.Tensor
     seen_NLGQK: torch.Tensor
+    fetched_NLGQ: torch.Tensor
 
 
 class Engine:
@@ -101,6 +105,7 @@ class Engine:
         self._query = Rows()
         self._storage = Storage(self.policy, rope)
         self._chooser = Chooser(policies, layer)
+        self._fast_tier = None if self.policy.tier is None else FastTier(self.policy.tier)
         self._accumulated: dict[Accumulator, torch.Tensor] = {}
         self.evicted_at_NLGK = torch.zeros(
             (1, len(layers), layer.num_kv_heads, 0), dtype=torch.int32
@@ -217,6 +222,7 @@ class Engine:
         self.is_clamped_N |= over_NLG.flatten(1).any(1).cpu()
         if not self.num_decisions:
             self._storage.fit(self.view(self._storage.needs))
+        self._chooser.decided(self.view(self._chooser.needs))
         self._storage.turn(self.evicted_at_NLGK != NEVER)
         self._storage.close(self.held_NLGK)
         self.num_decisions += 1
@@ -271,15 +277,19 @@ class Engine:
             here_NLGK = self.evicted_at_NLGK[..., :end] == NEVER
             seen_NLGQK = here_NLGK[..., None, :] & seen_QK
             logits_LHQK = logits_HQK(query, key_LGKD[..., :end, :], self.layer)
+            fetched_NLGQ = seen_NLGQK.new_zeros(seen_NLGQK.shape[:-1], dtype=torch.int64)
             if self.num_decisions:
+                visible_NLGQK = seen_NLGQK
                 seen_NLGQK = self._chooser.choose(
-                    self._query.all, key_LGKD, here_NLGK, seen_NLGQK, start
+                    self._query.all, key_LGKD, here_NLGK, visible_NLGQK, start
                 )
+                if self._fast_tier is not None:
+                    fetched_NLGQ = self._fast_tier.read(seen_NLGQK, visible_NLGQK, start)
             weights_LGNMQK = seen_weights(logits_LHQK, seen_NLGQK, self.layer)
             for one in self._needs.accumulated:
                 state_NLXK = self._accumulated[one][..., :end]
                 state_NLXK.copy_(one.add(state_NLXK, weights_LGNMQK, start))
-            yield Outcome(weights_LGNMQK, seen_NLGQK)
+            yield Outcome(weights_LGNMQK, seen_NLGQK, fetched_NLGQ)
 
     def _template_K(self) -> torch.Tensor:
         """Return which of the tokens seen are of the chat template."""

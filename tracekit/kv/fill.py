@@ -42,8 +42,9 @@ def fill(
     for part_X, part_share_X in ((has_share_X, share_X), (~has_share_X, np.ones_like(share_X))):
         if part_X.any():
             left = total - float(size_X[~part_X] @ filled_X[~part_X])
-            parts = (array[part_X] for array in (part_share_X, low_X, high_X, size_X))
-            filled_X[part_X] = _fill_positive(*parts, left)
+            filled_X[part_X] = _fill_positive(
+                part_share_X[part_X], low_X[part_X], high_X[part_X], size_X[part_X], left
+            )
     return filled_X
 
 
@@ -59,7 +60,7 @@ def _fill_positive(
     leaves_X, reaches_X = low_X / share_X, high_X / share_X
 
     def used(level: float) -> float:
-        return float(size_X @ np.minimum(high_X, np.maximum(low_X, level * share_X)))
+        return float(size_X @ np.clip(level * share_X, low_X, high_X))
 
     bends = np.sort(np.concatenate([leaves_X, reaches_X]))
     at = bisect_right(bends, total, key=used)
@@ -69,8 +70,9 @@ def _fill_positive(
     between_X = ~(is_low_X | is_high_X)
     fixed = size_X[is_low_X] @ low_X[is_low_X] + size_X[is_high_X] @ high_X[is_high_X]
     level = (total - fixed) / (size_X[between_X] @ share_X[between_X])
-    filled_X = np.where(is_low_X, low_X, np.where(is_high_X, high_X, level * share_X))
-    return np.minimum(high_X, np.maximum(low_X, filled_X))
+    filled_X: np.ndarray = np.where(is_low_X, low_X, np.where(is_high_X, high_X, level * share_X))
+    bounded_X: np.ndarray = np.clip(filled_X, low_X, high_X)
+    return bounded_X
 
 
 def whole(wanted_X: np.ndarray, high_X: np.ndarray, size_X: np.ndarray, total: int) -> np.ndarray:
@@ -96,7 +98,7 @@ def whole(wanted_X: np.ndarray, high_X: np.ndarray, size_X: np.ndarray, total: i
     ndarray
         int64 [X].
     """
-    steps_X = np.rint(wanted_X * _STEPS).astype(np.int64)
+    steps_X: np.ndarray = np.rint(wanted_X * _STEPS).astype(np.int64)
     whole_X, rest_X = np.divmod(steps_X, _STEPS)
     left = total - int(size_X @ whole_X)
     if left < size_X.min():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from tracekit.errors import InputError, UsageError
 from tracekit.kv.budget import LAYER_BUDGETS, Allotment
 from tracekit.kv.engine import Engine
@@ -13,6 +11,8 @@ from tracekit.kv.scorer import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    import torch
 
     from tracekit.kv.policy import Policy
     from tracekit.kv.reference import Reference
@@ -35,9 +35,7 @@ def observe(policy: Policy, reference: Reference, setting: Setting) -> torch.Ten
         seed=setting.seed,
         rope=reference.rope,
     )
-    engine.absorb(
-        *reference.rows(0, point), reference.accumulated(needs.accumulated, point)
-    )
+    engine.absorb(*reference.rows(0, point), reference.accumulated(needs.accumulated, point))
     return policy.layers.observe(engine.view(needs))
 
 
@@ -71,9 +69,7 @@ def make_shares(
     budgets = [
         setting.cache.tokens(policy.kept, point) for policy in policies if policy.kept is not None
     ]
-    return tuple(
-        tuple(first.layers.plan(setting.cache, budget, point, rows)) for budget in budgets
-    )
+    return tuple(tuple(first.layers.plan(setting.cache, budget, point, rows)) for budget in budgets)
 
 
 def _check(rows: Sequence[torch.Tensor], policy: Policy, setting: Setting) -> None:

@@ -110,23 +110,23 @@ class Policy:
     @property
     def is_open(self) -> bool:
         """Whether an amount is still to be said."""
-        return self.kept is None or (self.selector is not None and self.selector.read is None)
+        return self.kept is None or (self.selector is not None and self.selector.is_open)
 
-    def with_kept(self, fraction: float) -> Policy:
-        """Return the policy that keeps this fraction of the tokens seen; a selector reads it.
+    def with_kept(self, kept: Amount) -> Policy:
+        """Return the policy that keeps this amount; where nothing is evicted, a selector reads it.
 
         Raises
         ------
         UsageError
-            If the fraction is outside (0, 1], or the policy has no amount, or two to be said.
+            If the policy has no amount, or two to be said.
         """
         selector = self.selector
-        if selector is None or selector.read is not None:
-            return replace(self, kept=Frac(fraction))
+        if selector is None or not selector.is_open:
+            return replace(self, kept=kept)
         if self.kept is None:
             msg = f"{self.family} keeps and reads: say how much is read, as in +quest:read=0.1."
             raise UsageError(msg)
-        return replace(self, selector=replace(selector, read=Frac(fraction)))
+        return replace(self, selector=replace(selector, read=kept))
 
     def target_frac(self, spans: Spans, cache: Cache) -> float | None:
         """Return the fraction asked for; of tokens, the mean over decisions of kept / seen.

@@ -10,11 +10,12 @@ from torch.nn.functional import pad
 from tracekit.errors import UsageError
 from tracekit.kv.rows import Rows
 from tracekit.kv.scorer import Needs
+from tracekit.kv.transform import Entries
 from tracekit.measure.rope import rotate
 
 if TYPE_CHECKING:
     from tracekit.kv.policy import Policy
-    from tracekit.kv.transform import Fitted
+    from tracekit.kv.transform import Fitted, Transform
     from tracekit.kv.view import View
     from tracekit.spec import RopeSpec
 
@@ -73,11 +74,14 @@ class Storage:
         self.closed_LGK = pad(closed_LGK, (0, key_LGQD.shape[-2]))
 
     def room(self, held_NLGK: torch.Tensor) -> int:
-        """Return how many rows may be read before entries close."""
+        """Return how many rows may be read before entries close.
+
+        A head that is to lose entries to the window meanwhile may close later, never earlier.
+        """
         if self._transform is None:
             return UNBOUNDED
-        pending = int((held_NLGK[0] & ~self.closed_LGK).sum(-1).max())
-        return max(1, self._transform.residual + self._transform.group - pending)
+        num_open = int((held_NLGK[0] & ~self.closed_LGK).sum(-1).max())
+        return self._transform.residual + self._transform.num_together - num_open
 
     def fit(self, view: View) -> None:
         """Let the transform learn what it needs, at the first decision."""
@@ -85,70 +89,91 @@ class Storage:
             self._fitted = self._transform.fit(view)
 
     def close(self, held_NLGK: torch.Tensor) -> None:
-        """Store the oldest open entries in whole groups, the residual window aside."""
+        """Store the oldest open entries, as many together as the transform wants.
+
+        Parameters
+        ----------
+        held_NLGK
+            bool, N = 1: evicted entries are never stored, so that a group is one of the cache.
+        """
         transform = self._transform
         if transform is None:
             return
-        pending_XK = (held_NLGK[0] & ~self.closed_LGK).flatten(0, 1)
-        over_X = (pending_XK.sum(-1) - transform.residual).clamp(min=0)
-        count_X = over_X // transform.group * transform.group
-        for count in count_X.unique().tolist():
+        open_LGK = held_NLGK[0] & ~self.closed_LGK
+        over_LG = (open_LGK.sum(-1) - transform.residual).clamp(min=0)
+        count_LG = over_LG // transform.num_together * transform.num_together
+        for count in count_LG.unique().tolist():
             if count:
-                self._close(pending_XK, count, (count_X == count).nonzero()[:, 0])
-        self._turn()
+                layer_X, head_X = (count_LG == count).nonzero(as_tuple=True)
+                self._close(transform, open_LGK, count, (layer_X[:, None], head_X[:, None]))
+        self._turn(open_LGK & self.closed_LGK)
 
     def turn(self, evicted_NLGK: torch.Tensor) -> None:
         """Move the keys that are left next to each other: each by what was evicted after it.
 
-        Queries stay where they are: attention sees distances alone.
+        Queries stay where they are: attention sees distances alone. A window may take more from
+        one head than from another, whose keys then all end next to the query; its place is that of
+        the longest head.
+
+        Parameters
+        ----------
+        evicted_NLGK
+            bool, N = 1: what decisions have evicted so far.
 
         Raises
         ------
         UsageError
-            If the heads of a layer hold unequal numbers: a query has one position.
+            If heads evict unequal numbers at the first decision, when all hold the same: they
+            have unequal budgets.
         """
         if not self._turns:
             return
         gone_LGK = evicted_NLGK[0].long()
         total_LG = gone_LGK.sum(-1)
-        if bool((total_LG != total_LG[:, :1]).any()):
+        if self._shift_LGK is None and bool((total_LG != total_LG[:, :1]).any()):
             msg = "positions=cache needs heads of one length in each layer: choose another budget."
             raise UsageError(msg)
-        self._shift_LGK = gone_LGK.flip(-1).cumsum(-1).flip(-1) - gone_LGK
-        self._turn()
+        shift_LGK = total_LG[..., None] - gone_LGK.cumsum(-1)
+        is_moved_LGK = shift_LGK != self._shifts(shift_LGK.shape[-1])
+        self._shift_LGK = shift_LGK
+        self._turn(is_moved_LGK & ~evicted_NLGK[0])
 
-    def _turn(self) -> None:
-        """Turn all keys anew; keys that were written since the last decision have no shift."""
-        if not self._turns or self._shift_LGK is None or self._rope is None:
+    def _shifts(self, num_tokens: int) -> torch.Tensor | int:
+        """Return by how much keys are moved; those since the last decision are where they were."""
+        if self._shift_LGK is None:
+            return 0
+        return pad(self._shift_LGK, (0, num_tokens - self._shift_LGK.shape[-1]))
+
+    def _turn(self, which_LGK: torch.Tensor) -> None:
+        """Turn some keys anew, from where they stand in the text, so that no rounding adds up."""
+        if not self._turns or self._rope is None:
             return
-        key_LGKD = self._key.all
-        shift_LGK = pad(self._shift_LGK, (0, key_LGKD.shape[-2] - self._shift_LGK.shape[-1]))
-        self._turned_key.all.copy_(rotate(key_LGKD, shift_LGK, self._rope))
+        place = which_LGK.nonzero(as_tuple=True)
+        shift_LGK = torch.as_tensor(self._shifts(which_LGK.shape[-1])).expand(which_LGK.shape)
+        self._turned_key.all[place] = rotate(self._key.all[place], shift_LGK[place], self._rope)
 
-    def _close(self, pending_XK: torch.Tensor, count: int, heads_X: torch.Tensor) -> None:
-        """Store the first ``count`` open entries of some heads."""
-        if self._transform is None:
-            return
-        position_XC = (~pending_XK[heads_X]).to(torch.uint8).sort(dim=-1, stable=True).indices
-        position_XC = position_XC[:, :count]
-        rows = []
-        for stored in (self._key, self._value):
-            all_XKD = stored.all.flatten(0, 1)[heads_X]
-            index_XCD = position_XC[..., None].expand(-1, -1, all_XKD.shape[-1])
-            rows.append((stored, index_XCD, all_XKD.gather(1, index_XCD)))
-        fitted = tuple(part[heads_X] for part in self._fitted)
-        back = self._transform.store(rows[0][2], rows[1][2], position_XC, fitted)
-        for (stored, index_XCD, _), entry_XCD in zip(rows, back, strict=True):
-            self._write(stored, heads_X, index_XCD, entry_XCD)
-        closed_XK = self.closed_LGK.flatten(0, 1)
-        closed_XK[heads_X] = closed_XK[heads_X].scatter(-1, position_XC, value=True)
-        self.closed_LGK = closed_XK.reshape(self.closed_LGK.shape)
-
-    @staticmethod
-    def _write(
-        rows: Rows, heads_X: torch.Tensor, index_XCD: torch.Tensor, entry_XCD: torch.Tensor
+    def _close(
+        self,
+        transform: Transform,
+        open_LGK: torch.Tensor,
+        count: int,
+        heads: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        all_LGKD = rows.all
-        groups = all_LGKD.shape[1]
-        for x, index_CD, entry_CD in zip(heads_X.tolist(), index_XCD, entry_XCD, strict=True):
-            all_LGKD[x // groups, x % groups].scatter_(0, index_CD, entry_CD.to(all_LGKD))
+        """Store the first ``count`` open entries of X heads, given as layers and KV heads [X, 1]."""
+        layer_X1, head_X1 = heads
+        open_XK = open_LGK[layer_X1[:, 0], head_X1[:, 0]]
+        order_XK = (~open_XK).to(torch.uint8).sort(dim=-1, stable=True).indices
+        place = (layer_X1, head_X1, order_XK[:, :count])
+        at_X = (layer_X1 * open_LGK.shape[1] + head_X1)[:, 0]
+        key_XCD, value_XCD = transform.store(
+            Entries(
+                key_XCD=self._key.all[place],
+                value_XCD=self._value.all[place],
+                position_XC=place[-1],
+                fitted=tuple(part[at_X] for part in self._fitted),
+                rope=self._rope,
+            )
+        )
+        self._key.all[place] = key_XCD
+        self._value.all[place] = value_XCD
+        self.closed_LGK[place] = True

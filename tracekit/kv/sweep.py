@@ -303,6 +303,7 @@ class _Results:
         return Measures(
             held_NLGR=held_NLGR,
             read_NLGR=held_NLGR,
+            fetched_NLGR=torch.zeros_like(held_NLGR),
             closed_NLGR=torch.zeros_like(held_NLGR),
             error_sq_NLHR=self._found["error_sq"],
             norm_sq_LHR=self._norm_sq_LHR,

@@ -1,15 +1,15 @@
 """What a cache entry becomes when it is stored: codes of fewer bits, or coefficients of a basis.
 
-Attention reads what comes back of an entry. Entries close in groups, in cache order, once more than
-the residual window are open; a closed entry keeps its value for good, and rows before its closing
-have seen it as it was written.
+Attention reads what comes back of an entry. Entries close in cache order, ``num_together`` at a
+time, once so many more than the residual window are open; a closed entry keeps its value for good,
+and rows before its closing have seen it as it was written.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracekit.registry import Registry
 
@@ -17,10 +17,32 @@ if TYPE_CHECKING:
     import torch
 
     from tracekit.kv.view import View
-    from tracekit.spec import LayerSpec
+    from tracekit.spec import LayerSpec, RopeSpec
 
 Fitted = tuple["torch.Tensor", ...]
 """What a transform learned at the first decision, each tensor [X, ...], X = layers times KV heads."""
+
+
+class Entries(NamedTuple):
+    """C entries that close now in each of X heads, in cache order.
+
+    Parameters
+    ----------
+    key_XCD, value_XCD
+        Keys at their place in the text, and values, as written: float32 or float64.
+    position_XC
+        Positions in the text, int64.
+    fitted
+        What ``Transform.fit`` gave for these heads.
+    rope
+        What turned the keys; None if nothing did.
+    """
+
+    key_XCD: torch.Tensor
+    value_XCD: torch.Tensor
+    position_XC: torch.Tensor
+    fitted: Fitted = ()
+    rope: RopeSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +50,7 @@ class Transform(ABC):
     """Stores entries in fewer bytes, with a loss. Parameters are dataclass fields."""
 
     @property
-    def group(self) -> int:
+    def num_together(self) -> int:
         """Entries that close together."""
         return 1
 
@@ -49,23 +71,13 @@ class Transform(ABC):
         return ()
 
     @abstractmethod
-    def store(
-        self,
-        key_XCD: torch.Tensor,
-        value_XCD: torch.Tensor,
-        position_XC: torch.Tensor,
-        fitted: Fitted,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what is read back of entries that close now.
+    def store(self, entries: Entries) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values [X, C, D] as they are read back.
 
         Parameters
         ----------
-        key_XCD, value_XCD
-            C entries of X heads in cache order; C is a multiple of ``group``.
-        position_XC
-            Their positions in the text, int64.
-        fitted
-            What ``fit`` gave, of these heads.
+        entries
+            Of which C is a multiple of ``num_together``.
         """
 
     @abstractmethod

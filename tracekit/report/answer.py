@@ -57,7 +57,7 @@ class Answer:
 
 def kv_answer(results: Results) -> Answer:
     """Return which policy needs the smallest kept fraction, by the bound on output error."""
-    curves = results.curves("kv", "output_error").values()
+    curves = results.policies("output_error").values()
     passed = _passed(curves, _is_small)
     failed = sorted(_failed(curves, _is_small), key=lambda point: point.mean)
     findings = [(point.family, _kept(point)) for point in passed]
@@ -213,7 +213,7 @@ def _domain_sentences(results: Results) -> list[str]:
     names = results.domains("kv")
     sentences = []
     for name in names:
-        curves = results.curves("kv", "output_error", domain=name).values()
+        curves = results.policies("output_error", domain=name).values()
         if max((point.n for curve in curves for point in curve), default=0) < DOMAIN_SEQUENCES:
             continue
         passed = _passed(curves, _is_small)

@@ -104,8 +104,8 @@ class Results:
         Parameters
         ----------
         question
-            ``kv`` or ``vocab``; KV points are those of ``level`` alone, and the full cache, the
-            reference of all others, is no curve.
+            ``kv`` or ``vocab``; KV points are those of ``level`` alone that free memory, and the full
+            cache, the reference of all others, is no curve.
         measure
             Column of the results.
         domain
@@ -125,7 +125,7 @@ class Results:
             & rows["mean"].notna()
         )
         if question == "kv":
-            chosen &= rows["level"] == self.level
+            chosen &= (rows["level"] == self.level) & (rows["x_name"] == "kept_frac")
         names = [field.name for field in fields(Point)]
         records = rows.loc[chosen, names].sort_values(["family", "x", "name"])
         curves: dict[str, list[Point]] = {}
@@ -135,6 +135,13 @@ class Results:
         if question == "kv":
             return {name: curve for name, curve in curves.items() if curve[0].x < _WHOLE}
         return curves
+
+    def policies(self, measure: str, *, domain: str = ANY) -> dict[str, list[Point]]:
+        """Return the KV curves of what a decoder can do: bounds are never recommended."""
+        kv = self.summary[self.summary["question"] == "kv"]
+        bounds = set(kv.loc[~kv["causal"].astype(bool), "family"])
+        curves = self.curves("kv", measure, domain=domain)
+        return {name: curve for name, curve in curves.items() if name not in bounds}
 
     def means(self, question: str, measure: str) -> dict[tuple[str, str], float]:
         """Return the means of one measure over all sequences, by ``Point.cell``."""
@@ -168,6 +175,7 @@ def load_results(folder: Path) -> Results:
     run = _read_run(folder)
     tables = (KV_RESULTS, VOCAB_RESULTS, SUMMARY, SHOWN)
     frames = {table.name: _read_table(folder, table) for table in tables}
+    frames["kv"] = frames["kv"][frames["kv"]["steps"] == ANY]
     if frames["summary"]["mean"].notna().sum() == 0:
         msg = (
             f"{folder} holds no finished result ({len(run['failed'])} failed and "

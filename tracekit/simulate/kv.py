@@ -15,12 +15,14 @@ from tracekit.simulate.stacks import Stacks
 from tracekit.simulate.tally import Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import pandas as pd
 
     from tracekit.kv.budget import Cache
     from tracekit.kv.policy import Policy
+    from tracekit.kv.replay import Replay
+    from tracekit.spec import LayerSpec
     from tracekit.trace.reader import Trace
 
 
@@ -57,24 +59,33 @@ def replay_sequence(
     tokens = trace.table("tokens", sequence_id=str(sequence["sequence_id"]))
     spans = spans_of(sequence, tokens)
     needle_T = np.flatnonzero((tokens["span"] == "needle").to_numpy())
-    planned = _plan(stacks, families, spans, seed)
     tallies: dict[str, Tally] = {}
+    for layers, policies, result in replays(stacks, families, spans, seed):
+        # A window of text scores again what the window before it has scored: it is cut off.
+        scored = result.since(int(sequence["scored_from"]) - 1)
+        for n, policy in enumerate(policies):
+            tally = tallies.setdefault(policy.text, Tally(policy, needle_T, bytes_per_number))
+            tally.add(layers, scored, n, result.first_row)
+    by_text = {policy.text: policy for family in families for policy in family}
+    return {
+        text: _rows(by_text[text], tally, spans, sequence, stacks.cache)
+        for text, tally in tallies.items()
+    }
+
+
+def replays(
+    stacks: Stacks, families: Sequence[Sequence[Policy]], spans: Spans, seed: int
+) -> Iterator[tuple[list[LayerSpec], tuple[Policy, ...], Replay]]:
+    """Yield what each family did to each stack of layers, stack by stack.
+
+    Families whose eviction point the sequence does not have are left out.
+    """
+    planned = _plan(stacks, families, spans, seed)
     for layers, reference in stacks:
         setting = _setting(stacks, layers, spans, seed)
         for family, result in zip(planned, replay(planned, reference, setting), strict=True):
-            if result is None:
-                continue
-            point = result.first_row
-            # A window of text scores again what the window before it has scored: it is cut off.
-            result = result.since(int(sequence["scored_from"]) - 1)
-            for n, policy in enumerate(family.policies):
-                tally = tallies.setdefault(policy.text, Tally(policy, needle_T, bytes_per_number))
-                tally.add(layers, result, n, point)
-    policies = {policy.text: policy for family in families for policy in family}
-    return {
-        text: _rows(policies[text], tally, spans, sequence, stacks.cache)
-        for text, tally in tallies.items()
-    }
+            if result is not None:
+                yield layers, family.policies, result
 
 
 def spans_of(sequence: pd.Series[Any], tokens: pd.DataFrame) -> Spans:
@@ -138,6 +149,7 @@ def _rows(
         "family": policy.family,
         "level": "local",
         "causal": policy.causal,
+        "selects": policy.selector is not None,
         "evict_at": policy.schedule.text,
         "query_aware": policy.schedule.query_aware(spans),
         "bucket": length_bucket(int(sequence["num_tokens"])),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import UsageError
+from tracekit.kv.amounts import parse_kept
 from tracekit.kv.parse import parse
 from tracekit.kv.policy import Policy
 from tracekit.registry import unknown
@@ -24,7 +25,7 @@ VOCAB = ("oracle", "frequency", "previous", "lowrank")
 """Estimators that run when none are named."""
 
 KEPT = (0.1, 0.25, 0.5, 0.75)
-"""Kept fractions of policies that name none."""
+"""What policies keep that name no amount: of the tokens seen."""
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 """Candidate-set sizes."""
@@ -91,7 +92,7 @@ def make_plan(
     kv: str | Sequence[str] | None = None,
     vocab: str | Sequence[str] | None = None,
     *,
-    kept: Sequence[float] = KEPT,
+    kept: Sequence[float | str] = KEPT,
     sizes: Sequence[int] = SIZES,
     attention: bool | None = None,
     level: str = "local",
@@ -106,7 +107,7 @@ def make_plan(
         Policies (``h2o:every=16``) and estimators (``lowrank:rank=64``). Naming only one kind runs
         only that kind; naming none runs the default set of both.
     kept
-        Kept fractions of the policies that do not name their own.
+        Amounts kept by the policies that name none: fractions, ``"512tok"``, ``"64MiB"``.
     sizes
         Candidate-set sizes.
     attention
@@ -149,8 +150,8 @@ def make_plan(
     )
 
 
-def _with_kept(policy: Policy, kept: Sequence[float]) -> list[Policy]:
-    """Return the policy at each kept fraction, or as it is where it names its own."""
+def _with_kept(policy: Policy, kept: Sequence[float | str]) -> list[Policy]:
+    """Return the policy at each amount kept, or as it is where it names its own."""
     if not policy.is_open:
         return [policy]
-    return [policy.with_kept(fraction) for fraction in kept]
+    return [policy.with_kept(parse_kept(str(amount))) for amount in kept]

@@ -64,63 +64,73 @@ def summarise(kv: pd.DataFrame, vocab: pd.DataFrame, *, seed: int) -> dict[str, 
     whole = kv[
         (kv["layer"] == schema.ALL) & (kv["kv_head"] == schema.ALL) & (kv["steps"] == schema.ANY)
     ]
-    for text, cells in whole.groupby("policy", observed=True, sort=False):
-        kept = cells[~cells["is_idle"] | (cells["target_frac"] >= 1)]
+    for text, frame in whole.groupby("policy", observed=True, sort=False):
+        cells = _Cells(frame, (*KV_MEASURES, "target_frac"))
+        # Eviction and recall meet on one axis only: what a row reads.
+        x_name = "read_frac" if frame["selects"].iloc[0] else "kept_frac"
         shared = {
             "question": "kv",
-            "family": cells["family"].iloc[0],
+            "family": frame["family"].iloc[0],
             "name": str(text),
-            "level": cells["level"].iloc[0],
-            "x_name": "kept_frac",
+            "level": frame["level"].iloc[0],
+            "causal": bool(frame["causal"].iloc[0]),
+            "x_name": x_name,
         }
-        for part, rest in _parts(kept, cells):
-            target = float(part["target_frac"].mean())
-            x = float(part["kept_frac"].mean())
+        counted = (~frame["is_idle"] | (frame["target_frac"] >= 1)).to_numpy(dtype=bool)
+        for part, rest in cells.parts(counted):
+            x, target = (float(part[name].mean()) for name in (x_name, "target_frac"))
             rows += _measures(part, KV_MEASURES, shared | rest | {"x": x, "target": target}, seed)
-    for _, cells in vocab.groupby(["estimator", "size"], observed=True, sort=False):
-        text, size = str(cells["estimator"].iloc[0]), float(cells["size"].iloc[0])
+    for _, frame in vocab.groupby(["estimator", "size"], observed=True, sort=False):
+        text, size = str(frame["estimator"].iloc[0]), float(frame["size"].iloc[0])
         shared = {
             "question": "vocab",
             "family": text,
             "name": text,
             "level": "local",
+            "causal": None,
             "x_name": "size",
             "x": size,
             "target": size,
         }
-        for part, rest in _parts(cells, cells):
+        for part, rest in _Cells(frame, VOCAB_MEASURES).parts(np.ones(len(frame), dtype=bool)):
             rows += _measures(part, VOCAB_MEASURES, shared | rest, seed)
     names = [column.name for column in schema.SUMMARY.columns]
     return {name: [row[name] for row in rows] for name in names}
 
 
-def _parts(
-    kept: pd.DataFrame, cells: pd.DataFrame
-) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
-    """Yield all cells, then those of each domain, then those of each length bucket."""
-    selections = [(schema.ANY, schema.ANY)]
-    selections += [(str(domain), schema.ANY) for domain in sorted(cells["domain"].unique())]
-    selections += [(schema.ANY, str(bucket)) for bucket in sorted(cells["bucket"].unique())]
-    for domain, bucket in selections:
-        part, everything = (
-            frame[
-                ((frame["domain"] == domain) | (domain == schema.ANY))
-                & ((frame["bucket"] == bucket) | (bucket == schema.ANY))
-            ]
-            for frame in (kept, cells)
+class _Cells:
+    """The sequences of one policy or estimator: what was measured, as arrays."""
+
+    def __init__(self, frame: pd.DataFrame, names: tuple[str, ...]) -> None:
+        self._domain, self._bucket = (
+            frame[name].to_numpy(dtype=object) for name in ("domain", "bucket")
         )
-        if len(part):
-            excluded = len(everything) - len(part)
-            yield part, {"domain": domain, "bucket": bucket, "num_excluded": excluded}
+        self._values = {name: frame[name].to_numpy(dtype=np.float64) for name in names}
+
+    def parts(
+        self, counted: np.ndarray
+    ) -> Iterator[tuple[dict[str, np.ndarray], dict[str, Any]]]:
+        """Yield all sequences, then those of each domain, then those of each length bucket."""
+        everything = np.ones(len(counted), dtype=bool)
+        selections = [(schema.ANY, schema.ANY, everything)]
+        for domain in sorted(set(self._domain)):
+            selections.append((str(domain), schema.ANY, self._domain == domain))
+        for bucket in sorted(set(self._bucket)):
+            selections.append((schema.ANY, str(bucket), self._bucket == bucket))
+        for domain, bucket, chosen in selections:
+            kept = chosen & counted
+            if kept.any():
+                part = {name: values[kept] for name, values in self._values.items()}
+                excluded = int(chosen.sum() - kept.sum())
+                yield part, {"domain": domain, "bucket": bucket, "num_excluded": excluded}
 
 
 def _measures(
-    part: pd.DataFrame, names: tuple[str, ...], shared: dict[str, Any], seed: int
+    part: dict[str, np.ndarray], names: tuple[str, ...], shared: dict[str, Any], seed: int
 ) -> Iterator[dict[str, Any]]:
     """Yield one summary row a measure."""
     for name in names:
-        values = part[name].to_numpy(dtype=np.float64)
-        interval = bootstrap_mean(values, seed=seed)
+        interval = bootstrap_mean(part[name], seed=seed)
         yield shared | {
             "measure": name,
             "mean": interval.mean,

@@ -66,18 +66,18 @@ class ExpectedAttention(Scorer):
         is_sink_K = view.position_K < self.sinks
         left_NLG1K = (view.held_NLGK & ~is_sink_K)[:, :, :, None]
         expected_NLGK = torch.where(left_NLG1K, logits_LGMK, -torch.inf).softmax(-1).mean(3)
-        score_NLGK = (expected_NLGK + self.epsilon) * view.value_LGKD.norm(dim=-1)
+        score_NLGK: torch.Tensor = (expected_NLGK + self.epsilon) * view.value_LGKD.norm(dim=-1)
         return score_NLGK.masked_fill(is_sink_K, torch.inf)
 
     def _logits_GMK(self, view: View, at: int) -> torch.Tensor:
         """Return the expected logits of one layer."""
         scale, groups = view.layer.scale, (view.layer.num_kv_heads, -1)
-        mean_HD, covariance_HDD = self._moments(view, at)
-        mean_GMD, covariance_GMDD = mean_HD.unflatten(0, groups), covariance_HDD.unflatten(0, groups)
-        key_GKD = view.key_LGKD[at]
-        key_G1KD = key_GKD[:, None]
+        mean_GMD, covariance_GMDD = (one.unflatten(0, groups) for one in self._moments(view, at))
+        key_G1KD = view.key_LGKD[at][:, None]
+        linear_GMK = (key_G1KD @ mean_GMD[..., None])[..., 0]
         square_GMK = (key_G1KD @ covariance_GMDD * key_G1KD).sum(-1)
-        return scale * (mean_GMD @ key_GKD.mT) + scale**2 / 2 * square_GMK
+        logits_GMK: torch.Tensor = scale * linear_GMK + scale**2 / 2 * square_GMK
+        return logits_GMK
 
     def _moments(self, view: View, at: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean [H, D] and covariance [H, D, D] of coming queries of one layer."""

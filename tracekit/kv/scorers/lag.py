@@ -69,7 +69,9 @@ class Lag(Scorer):
             return score_LGK
         order_LGK = (~line_LGK).to(torch.uint8).sort(dim=-1, stable=True).indices
         order_LGPK = order_LGK[..., : num_parts * self.lag].unflatten(-1, (num_parts, self.lag))
-        spread_LGPK = (_spread(view.key_LGKD, order_LGPK) + _spread(view.value_LGKD, order_LGPK)) / 2
+        spread_LGPK = (
+            _spread(view.key_LGKD, order_LGPK) + _spread(view.value_LGKD, order_LGPK)
+        ) / 2
         # Rounded, so that equal spreads tie in whichever order they were summed.
         worst_first_LGPK = spread_LGPK.float().argsort(dim=-1, stable=True)
         rank_LGPK = worst_first_LGPK.argsort(dim=-1) / self.lag
@@ -90,4 +92,5 @@ def _spread(entry_LGKD: torch.Tensor, order_LGPK: torch.Tensor) -> torch.Tensor:
     scaled_LGPKD = scaled_LGPKD.masked_fill(range_LGP1D == 0, 0)
     centred_LGPKD = scaled_LGPKD - scaled_LGPKD.mean(-1, keepdim=True)
     variance_LGPK = centred_LGPKD.square().sum(-1) / max(size - 1, 1)
-    return variance_LGPK.sqrt().softmax(-1)
+    spread_LGPK: torch.Tensor = variance_LGPK.sqrt().softmax(-1)
+    return spread_LGPK

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tracekit.errors import UsageError
 from tracekit.kv.scorer import SCORERS, Needs, Preset, Scorer
+from tracekit.measure.attention import visible_QK
 
 if TYPE_CHECKING:
     import torch
@@ -58,12 +59,23 @@ class Persistence(Scorer):
 
     def score(self, view: View) -> torch.Tensor:
         """Return minus the mean counts, [N, L, G, K]."""
-        # Equal shares must compare as equal whatever their last bit: in float32.
+        # An exactly even share must not count as low for its last bit: float32 decides.
         attention_NLHQK = view.last_attention_NLHQK.float()
-        seen_NLGQK = view.last_seen_NLGQK
+        attention_NLGMQK = attention_NLHQK.unflatten(2, (-1, view.layer.group_size))
+        seen_NLGQK = self._seen(view, attention_NLHQK.shape[-2])
         share_NLGQ1 = 1 / seen_NLGQK.sum(-1, keepdim=True)
-        is_low_NLGMQK = (
-            attention_NLHQK.unflatten(2, (-1, view.layer.group_size)) < share_NLGQ1[:, :, :, None]
+        is_low_NLGMQK = attention_NLGMQK < share_NLGQ1[:, :, :, None]
+        is_low_NLGMQK &= seen_NLGQK[:, :, :, None]
+        return -is_low_NLGMQK.sum(-2).float().mean(3)
+
+    def _seen(self, view: View, num_rows: int) -> torch.Tensor:
+        """Return which of the keys held now each of the newest rows sees, bool [N, L, G, Q, K]."""
+        num_keys, held_NLGK = view.num_tokens, view.held_NLGK
+        seen_QK = visible_QK(
+            view.layer,
+            num_rows,
+            num_keys,
+            first_query=num_keys - num_rows,
+            device=held_NLGK.device,
         )
-        low_NLGMK = (is_low_NLGMQK & seen_NLGQK[:, :, :, None]).sum(-2)
-        return -low_NLGMK.float().mean(3)
+        return held_NLGK[..., None, :] & seen_QK

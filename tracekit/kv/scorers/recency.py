@@ -18,14 +18,20 @@ if TYPE_CHECKING:
 class Recency(Scorer):
     """Score = position, so that the newest keys stay, beside sinks where there are some.
 
-    Serves ``streaming`` (StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section 3.2: 4 sinks)
-    and ``window`` (no sinks), both at every step. Difference: positions are the original ones,
-    where StreamingLLM rotates keys to their place in the cache. kvpress decides once, after the
-    prompt: that is ``at=prompt``.
+    Serves ``streamingllm`` (StreamingLLM, Xiao et al. 2023, arXiv:2309.17453, section 3.2: 4
+    sinks, keys turned to their place in the cache), ``streaming`` (the same keys at their original
+    positions) and ``window`` (no sinks), all at every step. kvpress decides once, after the prompt,
+    and leaves keys where they are: that is ``streaming:at=prompt``.
     """
 
     presets: ClassVar = (
         Preset(name="streaming", sinks=4, schedule=EVERY_STEP),
+        Preset(
+            name="streamingllm",
+            sinks=4,
+            schedule=EVERY_STEP,
+            items=(("positions", "cache"),),
+        ),
         Preset(name="window", schedule=EVERY_STEP),
     )
 
