@@ -92,8 +92,8 @@ def redundancy_scores(round_tokens: int, rounds: int, deep_layer: int) -> SlowSc
 
 
 def is_read(weight: float, num_seen: int) -> bool:
-    """Return whether a weight is above an even share, which is held in float32."""
-    return weight > float(np.float32(1 / num_seen))
+    """Return whether a weight is above an even share by more than rounding."""
+    return weight * num_seen > 1 + 1e-6
 
 
 def standardised(values: Row) -> Row:

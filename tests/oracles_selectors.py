@@ -14,8 +14,6 @@ from tests import oracles
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracekit.spec import LayerSpec
-
 SlowChoice = Callable[["SlowReader", int, int], set[int]]
 """From a cache, a KV head and a budget to the entries that the newest row reads."""
 
@@ -68,12 +66,16 @@ class SlowReader(oracles.SlowLayer):
         total = sum(math.exp(one - peak) for one in [*logits.values(), *sinks])
         return {j: math.exp(one - peak) / total for j, one in logits.items()}
 
-    def logits(self, query: np.ndarray, keys: Mapping[int, np.ndarray]) -> dict[int, float]:
+    def logits(
+        self, head: int, query: np.ndarray, keys: Mapping[int, np.ndarray]
+    ) -> dict[int, float]:
         logits = {}
         for j, key in keys.items():
             logit = self.layer.scale * float(query @ key)
             if self.layer.softcap is not None:
                 logit = self.layer.softcap * math.tanh(logit / self.layer.softcap)
+            if self.layer.alibi is not None:
+                logit -= self.layer.alibi[head] * (self.now - j)
             logits[j] = logit
         return logits
 
@@ -106,7 +108,7 @@ def whole_pages(
 
 
 def quest(size: int, least: int, how: str) -> SlowChoice:
-    """Pages of the highest bound, and the row's own page."""
+    """Read the pages of the highest bound, and the row's own."""
 
     def choose(cache: SlowReader, group: int, budget: int) -> set[int]:
         pages, candidates, count = whole_pages(cache, group, size, budget)
@@ -127,7 +129,7 @@ def quest(size: int, least: int, how: str) -> SlowChoice:
 
 
 def shadowkv(size: int, local: int, outliers: float, how: str) -> SlowChoice:
-    """The newest chunks, then those unlike their mean, then those whose mean is attended to."""
+    """Read the newest chunks, then those unlike their mean, then those whose mean is attended to."""
 
     def choose(cache: SlowReader, group: int, budget: int) -> set[int]:
         pages, candidates, count = whole_pages(cache, group, size, budget)
@@ -159,7 +161,7 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def doublesparse(num_channels: int, heavy: str, how: str) -> SlowChoice:
-    """The best by some channels, which are found on the rows before the first decision."""
+    """Read the best by some channels, found on the rows before the first decision."""
 
     def choose(cache: SlowReader, group: int, budget: int) -> set[int]:
         rows = range(cache.first_decision)
@@ -167,13 +169,15 @@ def doublesparse(num_channels: int, heavy: str, how: str) -> SlowChoice:
         for d in range(cache.key_GTD.shape[-1]):
             weight = sum(abs(cache.key_GTD[group, j, d]) for j in rows) / len(rows)
             if heavy == "product":
-                queries = [abs(cache.query_HTD[h, j, d]) for h in cache.heads_of(group) for j in rows]
+                queries = [
+                    abs(cache.query_HTD[h, j, d]) for h in cache.heads_of(group) for j in rows
+                ]
                 weight *= sum(queries) / len(queries)
             sums[-d] = weight  # among equals the first channel
         channels = [-d for d in best(sums, num_channels)]
         keys = {j: cache.key_GTD[group, j, channels] for j in cache.held[group]}
         lines = [
-            cache.softmax(h, cache.logits(cache.query_HTD[h, cache.now, channels], keys))
+            cache.softmax(h, cache.logits(h, cache.query_HTD[h, cache.now, channels], keys))
             for h in cache.heads_of(group)
         ]
         return with_own(cache, by_group(lines, how), budget)
@@ -182,12 +186,12 @@ def doublesparse(num_channels: int, heavy: str, how: str) -> SlowChoice:
 
 
 def previous(how: str) -> SlowChoice:
-    """The best by the query before."""
+    """Read the best by the query before."""
 
     def choose(cache: SlowReader, group: int, budget: int) -> set[int]:
         keys = {j: cache.key_GTD[group, j] for j in cache.held[group]}
         lines = [
-            cache.softmax(h, cache.logits(cache.query_HTD[h, cache.now - 1], keys))
+            cache.softmax(h, cache.logits(h, cache.query_HTD[h, cache.now - 1], keys))
             for h in cache.heads_of(group)
         ]
         return with_own(cache, by_group(lines, how), budget)
@@ -201,12 +205,12 @@ def own_attention(cache: SlowReader, group: int, how: str) -> dict[int, float]:
 
 
 def topk(how: str) -> SlowChoice:
-    """The best by the row's own attention."""
+    """Read the best by the row's own attention."""
     return lambda cache, group, budget: set(best(own_attention(cache, group, how), budget))
 
 
 def topp(mass: float, how: str) -> SlowChoice:
-    """The fewest with a share of the row's own attention, to a billionth."""
+    """Read the fewest with a share of the row's own attention, to a billionth."""
 
     def choose(cache: SlowReader, group: int, budget: int) -> set[int]:
         del budget
@@ -252,5 +256,3 @@ def slow_fetches(
         while len(fast) > capacity(t + 1):
             fast.remove(min(fast, key=lambda j: (worth[j], j)))
     return fetches
-
-

@@ -306,6 +306,15 @@ def test_a_plan_is_made_over_all_layers_and_frozen_at_the_first_decision():
     )
 
 
+def test_bytes_are_shared_out_like_tokens():
+    case = make_case(rows=40, layers=3)
+    # An entry of all heads of all layers is 2 heads x 8 numbers x 2 bytes x 3 layers = 96 bytes.
+    for kept, tokens in (("700B", "7tok"), ("1kB", "10tok"), ("1B", "1tok")):
+        text = "adapyramid:window=2,pyramid_window=0,every=4"
+        one, other = (run_family(case, family(text, [each]), 30) for each in (kept, tokens))
+        np.testing.assert_array_equal(one.evicted_at_NLGT, other.evicted_at_NLGT)
+
+
 def test_a_plan_that_was_not_shown_all_layers_is_refused():
     case = make_case(layers=3)
     (policy,) = family("cake:window=3", ["0.3"])

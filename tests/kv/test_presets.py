@@ -124,4 +124,4 @@ def test_a_scorer_serves_a_preset_and_says_in_a_sentence_what_it_does(name):
     scorer = SCORERS.get(name)
     assert scorer.presets
     assert (scorer.__doc__ or "").split("\n\n")[0].endswith(".")
-    assert scorer().state_bytes_per_entry >= 0
+    assert scorer().state_bytes(4) >= 0

@@ -23,9 +23,7 @@ CHOICES = {
     "shadowkv": lambda one: oracles_selectors.shadowkv(
         one.chunk, one.local, one.outliers, one.reduce
     ),
-    "doublesparse": lambda one: oracles_selectors.doublesparse(
-        one.channels, one.heavy, one.reduce
-    ),
+    "doublesparse": lambda one: oracles_selectors.doublesparse(one.channels, one.heavy, one.reduce),
     "previous": lambda one: oracles_selectors.previous(one.reduce),
     "topk": lambda one: oracles_selectors.topk(one.reduce),
     "topp": lambda one: oracles_selectors.topp(one.mass, one.reduce),
@@ -307,7 +305,7 @@ def test_the_share_that_a_bound_finds_out_itself_cannot_be_asked_for():
     ],
 )
 def test_parameters_out_of_range_are_refused(text):
-    with pytest.raises(UsageError, match="must be|is not in"):
+    with pytest.raises(UsageError, match=r"must be|is not in"):
         parse(text)
 
 

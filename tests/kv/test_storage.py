@@ -19,6 +19,7 @@ from tracekit.errors import UsageError
 from tracekit.kv.budget import Allotment
 from tracekit.kv.parse import parse
 from tracekit.kv.replay import Family, replay
+from tracekit.kv.transforms.float8 import Float8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,9 +75,9 @@ def run(
 
 
 def slow_store(policy: Policy) -> stored.Store:
-    """Return the twin of a policy's transform, those that learn nothing."""
+    """Return the twin of a policy's transform, of those that learn nothing."""
     transform = policy.transform
-    if not hasattr(transform, "bits"):
+    if isinstance(transform, Float8):
         return stored.floats()
     return stored.integers(transform.bits, transform.key, transform.value, transform.group)
 

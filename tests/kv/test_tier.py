@@ -69,7 +69,9 @@ def test_a_fast_tier_that_holds_everything_fetches_nothing(window):
     assert not run_family(case, policies, POINT).measures.fetched_NLGR.any()
 
 
-@pytest.mark.parametrize("text", ["full", "knorm:kept=0.5", "h2o:kept=0.5,every=4", "topk:read=0.2"])
+@pytest.mark.parametrize(
+    "text", ["full", "knorm:kept=0.5", "h2o:kept=0.5,every=4", "topk:read=0.2"]
+)
 def test_nothing_is_fetched_without_a_tier(text):
     measures = run_family(make_case(rows=30), [parse(text)], POINT).measures
     assert measures.fetched_NLGR.shape == measures.read_NLGR.shape
@@ -119,9 +121,7 @@ def test_traffic_adds_up_in_bytes_and_seconds():
 def test_a_bandwidth_of_zero_bytes_in_the_tier_and_a_tier_alone_are_refused():
     one = np.ones(1)
     with pytest.raises(UsageError, match="positive"):
-        traffic(
-            one, one, entry_bytes=1, index_bytes=0, fast_bytes_per_s=0, slow_bytes_per_s=1
-        )
+        traffic(one, one, entry_bytes=1, index_bytes=0, fast_bytes_per_s=0, slow_bytes_per_s=1)
     with pytest.raises(UsageError, match="not bytes"):
         parse("topk:read=0.1+tier:fast=1MiB")
     with pytest.raises(UsageError, match="a tier holds what a selector reads"):

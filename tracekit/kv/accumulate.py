@@ -22,8 +22,16 @@ class Accumulator(ABC):
 
     by_query_head: ClassVar[bool] = False
     """Whether there is one a query head, or one a KV head."""
-    state_bytes_per_entry: ClassVar[int] = 4
-    """Bytes that a real implementation keeps for it, for each entry and head."""
+    bytes_per_head: ClassVar[int] = 4
+    """Bytes that a real implementation keeps of it for each entry, of a KV or query head."""
+
+    def factor(self, group_size: int) -> float | None:
+        """Return f if all that counts is f times the attention received from a group's heads.
+
+        A sum can then be taken without the weights of each row; None if they are needed.
+        """
+        del group_size
+        return None
 
     @abstractmethod
     def add(
@@ -53,6 +61,10 @@ class Received(Accumulator):
     """
 
     reduce: Reduce = "mean"
+
+    def factor(self, group_size: int) -> float | None:
+        """Return 1 for sums and one over the heads for means; a maximum needs the weights."""
+        return {"mean": 1 / group_size, "sum": 1.0, "max": None}[self.reduce]
 
     def add(
         self, state_NLXK: torch.Tensor, weights_LGNMQK: torch.Tensor, first_row: int
@@ -102,11 +114,15 @@ class LastRead(Accumulator):
         return torch.maximum(state_NLXK, last_LGNK.permute(2, 0, 1, 3).to(state_NLXK))
 
 
+ROUNDING = 1e-6
+"""Part of an even share by which attention must exceed it: an even row is no read by rounding."""
+
+
 def is_read(weights_LGNMQK: torch.Tensor, first_row: int) -> torch.Tensor:
     """Return bool [L, G, N, Q, K]: more attention than an even share in at least one query head."""
     num_rows = weights_LGNMQK.shape[4]
     seen_Q1 = first_row + 1 + torch.arange(num_rows, device=weights_LGNMQK.device)[:, None]
-    return weights_LGNMQK.amax(3) > 1 / seen_Q1
+    return weights_LGNMQK.amax(3) * seen_Q1 > 1 + ROUNDING
 
 
 _RECEIVED = {

@@ -118,6 +118,8 @@ class LayerBudget(ABC):
     def observe(self, view: View) -> torch.Tensor | None:
         """Return what the plan must know of each layer of a stack at the first decision.
 
+        Called if ``needs`` names anything.
+
         Parameters
         ----------
         view

@@ -10,11 +10,11 @@ SMALLEST = 2.0**-40
 """Shares below this part of the largest are 0."""
 
 _STEPS = 2**20
-"""Amounts are compared in steps of 1 / this: what differs by less is equal, whatever the rounding."""
+"""Amounts are compared in steps of 1 / this, so that rounding decides nothing."""
 
 
 def fill(
-    share_X: np.ndarray, low_X: np.ndarray, high_X: np.ndarray, size_X: np.ndarray, total: int
+    share_X: np.ndarray, low_X: np.ndarray, high_X: np.ndarray, size_X: np.ndarray, total: float
 ) -> np.ndarray:
     """Return min(high, max(low, level * share)) with the level at which the bytes are ``total``.
 

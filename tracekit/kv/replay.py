@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from tracekit.kv.schedule import Spans
 
 
+SWEPT_ROWS = 6
+"""Rows between decisions from which on they are taken together, head by head."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
     """What N policies of one family did to L layers of one sequence of T recorded rows.
@@ -157,27 +161,29 @@ def replay(
         If a score of a held key is not a number.
     """
     results: list[Replay | None] = [None] * len(families)
-    once: dict[int, list[tuple[int, Engine]]] = {}
+    together: dict[tuple[int, ...], list[tuple[int, Engine]]] = {}
     for place, family in enumerate(families):
         policy = family.policies[0]
         point = policy.schedule.point(setting.spans)
         if point is None or point >= reference.num_rows:
             continue
         decisions = policy.schedule.decisions(point, setting.spans)
-        if policy.is_plain and decisions == (point,):
+        if policy.is_plain and _is_sparse(decisions, reference.num_rows):
             engine = _open(family, reference, setting, point)
-            engine.decide()
-            once.setdefault(point, []).append((place, engine))
+            together.setdefault(decisions, []).append((place, engine))
         else:
-            alone = [
-                _stepped(part, reference, setting, point, decisions) for part in family.parts()
-            ]
+            alone = [_stepped(part, reference, setting, decisions) for part in family.parts()]
             results[place] = _join(alone) if len(alone) > 1 else alone[0]
-    for point, opened in once.items():
-        found = sweep([engine for _, engine in opened], reference, point)
+    for decisions, opened in together.items():
+        found = sweep([engine for _, engine in opened], reference, decisions)
         for (place, engine), measures in zip(opened, found, strict=True):
-            results[place] = _collect(engine, point, measures, reference)
+            results[place] = _collect(engine, decisions[0], measures, reference)
     return results
+
+
+def _is_sparse(decisions: Sequence[int], num_rows: int) -> bool:
+    """Return whether enough rows lie between decisions to be worth a pass over the heads."""
+    return num_rows - decisions[0] >= SWEPT_ROWS * len(decisions) or len(decisions) == 1
 
 
 def _open(family: Family, reference: Reference, setting: Setting, point: int) -> Engine:
@@ -200,13 +206,10 @@ def _open(family: Family, reference: Reference, setting: Setting, point: int) ->
 
 
 def _stepped(
-    family: Family,
-    reference: Reference,
-    setting: Setting,
-    point: int,
-    decisions: Sequence[int],
+    family: Family, reference: Reference, setting: Setting, decisions: Sequence[int]
 ) -> Replay:
     """Replay a family row by row."""
+    point = decisions[0]
     engine = _open(family, reference, setting, point)
     measures = _step(engine, reference, point, set(decisions))
     return _collect(engine, point, measures, reference)

@@ -91,10 +91,12 @@ class Scorer(ABC):
         """What ``score`` reads."""
         return Needs()
 
-    @property
-    def state_bytes_per_entry(self) -> int:
-        """Bytes that the rule itself must keep beside each cache entry of a KV head."""
-        return sum(one.state_bytes_per_entry for one in self.needs.accumulated)
+    def state_bytes(self, group_size: int) -> int:
+        """Return the bytes that the rule itself keeps beside each cache entry of a KV head."""
+        return sum(
+            one.bytes_per_head * (group_size if one.by_query_head else 1)
+            for one in self.needs.accumulated
+        )
 
     @abstractmethod
     def score(self, view: View) -> torch.Tensor:

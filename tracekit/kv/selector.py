@@ -86,8 +86,9 @@ class Choice:
     @property
     def query_LGMQD(self) -> torch.Tensor:
         """Queries of the rows by KV head."""
-        group = self.layer.group_size
-        return self.query_LHQD.reshape(len(self.key_LGKD), -1, group, *self.query_LHQD.shape[2:])
+        num_layers, _, num_rows, size = self.query_LHQD.shape
+        groups = (self.layer.num_kv_heads, self.layer.group_size)
+        return self.query_LHQD.reshape(num_layers, *groups, num_rows, size)
 
     @property
     def own_QK(self) -> torch.Tensor:

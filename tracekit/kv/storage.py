@@ -43,7 +43,8 @@ class Storage:
         self._rope = rope
         self._key, self._value = Rows(), Rows()
         self._turned_key = Rows()
-        self._shift_LGK: torch.Tensor | None = None
+        self._shift_LGK = torch.zeros(1, 1, 0, dtype=torch.int64)
+        self._has_turned = False
         self._fitted: Fitted = ()
         self.closed_LGK = torch.zeros(1, 1, 0, dtype=torch.bool)
 
@@ -70,8 +71,8 @@ class Storage:
         self._value.append(value_LGQD)
         if self._turns:
             self._turned_key.append(key_LGQD.clone())
-        closed_LGK = self.closed_LGK.to(key_LGQD.device).expand(*key_LGQD.shape[:2], -1)
-        self.closed_LGK = pad(closed_LGK, (0, key_LGQD.shape[-2]))
+        self._shift_LGK = _grown(self._shift_LGK, key_LGQD)
+        self.closed_LGK = _grown(self.closed_LGK, key_LGQD)
 
     def room(self, held_NLGK: torch.Tensor) -> int:
         """Return how many rows may be read before entries close.
@@ -130,27 +131,21 @@ class Storage:
             return
         gone_LGK = evicted_NLGK[0].long()
         total_LG = gone_LGK.sum(-1)
-        if self._shift_LGK is None and bool((total_LG != total_LG[:, :1]).any()):
+        if not self._has_turned and bool((total_LG != total_LG[:, :1]).any()):
             msg = "positions=cache needs heads of one length in each layer: choose another budget."
             raise UsageError(msg)
         shift_LGK = total_LG[..., None] - gone_LGK.cumsum(-1)
-        is_moved_LGK = shift_LGK != self._shifts(shift_LGK.shape[-1])
-        self._shift_LGK = shift_LGK
-        self._turn(is_moved_LGK & ~evicted_NLGK[0])
-
-    def _shifts(self, num_tokens: int) -> torch.Tensor | int:
-        """Return by how much keys are moved; those since the last decision are where they were."""
-        if self._shift_LGK is None:
-            return 0
-        return pad(self._shift_LGK, (0, num_tokens - self._shift_LGK.shape[-1]))
+        is_moved_LGK = (shift_LGK != self._shift_LGK) & ~evicted_NLGK[0]
+        self._shift_LGK, self._has_turned = shift_LGK, True
+        self._turn(is_moved_LGK)
 
     def _turn(self, which_LGK: torch.Tensor) -> None:
         """Turn some keys anew, from where they stand in the text, so that no rounding adds up."""
         if not self._turns or self._rope is None:
             return
         place = which_LGK.nonzero(as_tuple=True)
-        shift_LGK = torch.as_tensor(self._shifts(which_LGK.shape[-1])).expand(which_LGK.shape)
-        self._turned_key.all[place] = rotate(self._key.all[place], shift_LGK[place], self._rope)
+        turned_XD = rotate(self._key.all[place], self._shift_LGK[place], self._rope)
+        self._turned_key.all[place] = turned_XD
 
     def _close(
         self,
@@ -177,3 +172,9 @@ class Storage:
         self._key.all[place] = key_XCD
         self._value.all[place] = value_XCD
         self.closed_LGK[place] = True
+
+
+def _grown(of_LGK: torch.Tensor, key_LGQD: torch.Tensor) -> torch.Tensor:
+    """Return numbers of all keys with zeros for new ones."""
+    here_LGK = of_LGK.to(key_LGQD.device).expand(*key_LGQD.shape[:2], -1)
+    return pad(here_LGK, (0, key_LGQD.shape[-2]))

@@ -174,7 +174,7 @@ class _Stack:
         if policy.selector is not None:
             index_bytes = policy.selector.index_bytes(layer, bytes_per_number)
             read_bytes_LGR = read_bytes_LGR + index_bytes * held_LGR
-        self._state_bytes = policy.scorer.state_bytes_per_entry + index_bytes
+        self._state_bytes = policy.scorer.state_bytes(layer.group_size) + index_bytes
         self._held_LGR = held_LGR
         full_LGR = np.broadcast_to(size * result.full_R.astype(np.float64), held_LGR.shape)
         padded_LGR = np.broadcast_to(bytes_LGR.max(1, keepdims=True), held_LGR.shape)

@@ -22,9 +22,10 @@ class HeadsFile(LayerBudget):
     """A part of the budget goes to all heads evenly, the rest in proportion to a file's numbers.
 
     Serves ``headkv`` (HeadKV, Fu et al. 2024, arXiv:2410.19258, section 3.3), with the score of
-    SnapKV and numbers that say how much a head retrieves and reasons. ``head_floor`` is 1 - 1 / beta
-    there. Differences: one number a KV head, where the original has one a query head and holds the
-    cache of each; entries are rounded so that the sum is exact, where the original rounds each.
+    SnapKV and numbers that say how much a head retrieves and reasons; ``head_floor`` is
+    1 - 1 / beta there. Differences: one number a KV head, where the original has one a query head
+    and holds the cache of each; entries are rounded so that the sum is exact, where the original
+    rounds each.
 
     Parameters
     ----------

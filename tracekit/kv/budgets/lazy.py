@@ -26,17 +26,18 @@ _SLACK = 1e-6
 @LAYER_BUDGETS.register("lazy")
 @dataclass(frozen=True)
 class Lazy(LayerBudget):
-    """A lazy layer keeps ``lazy_sinks`` + ``lazy_recent`` entries; the others share the rest evenly.
+    """A lazy layer keeps ``lazy_sinks`` + ``lazy_recent`` entries, the others share the rest.
 
     Serves ``simlayerkv`` (SimLayerKV, Zhang et al. 2024, arXiv:2410.13846, section 4): a layer is
     lazy if its last rows put more than ``lazy_threshold`` of their attention, in the mean over rows
     and query heads, on the first ``lazy_sinks`` and the newest ``lazy_recent`` keys.
 
     Differences: the original keeps all keys of the other layers, whatever the total. Here the total
-    stays that of ``kept``; lazy layers get no more than all would get on average, so that texts
-    shorter than what they may keep are treated evenly. So are layers of which all are lazy, or none
-    is. What the other layers cannot use goes back to the lazy ones. All layers keep their first and
-    newest keys. kvpress counts keys that are both twice, and keeps ``lazy_recent`` - 1 of the newest.
+    stays that of ``kept``: the other layers share evenly what is left, each keeping its first and
+    newest keys, and what they cannot use goes back to the lazy ones. Lazy layers get no more than
+    ``uniform`` would give them. So all layers get the same where all or none are lazy, or where
+    ``kept`` is less than lazy layers may have. kvpress counts keys that are both first and newest
+    twice, and keeps ``lazy_recent`` - 1 of the newest.
 
     Parameters
     ----------

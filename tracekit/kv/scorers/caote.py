@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tracekit.spec import LayerSpec
 
 ROUNDING = 1e-6
-"""Distance, in norms of the largest held value, up to which a value and an output are the same."""
+"""Distance, in norms of the largest held value, up to which an output and a value are the same."""
 
 
 @SCORERS.register("caote")
@@ -24,7 +24,7 @@ ROUNDING = 1e-6
 class Caote(Scorer):
     """Score = how far the output of the newest rows moves if this key alone is evicted.
 
-    Serves ``caote`` (CAOTE, Goel et al. 2025, arXiv:2504.14051, section 3): for attention a, output
+    Serves ``caote`` (CAOTE, Goel et al. 2025, arXiv:2504.14051): for attention a, output
     o and value v that is a / (1 - a) ||o - v||, the mean over the last ``window`` rows and the
     query heads of the group, as each of them attends to what is held now. On top of TOVA: decided at
     every step from the newest row; ``at=prompt`` decides once. Keys of the window stay, since the
@@ -57,45 +57,48 @@ class Caote(Scorer):
         return Needs(values=True, last_queries=self.window)
 
     def score(self, view: View) -> torch.Tensor:
-        """Return mean distances, [N, L, G, K]."""
-        held_NLHK = view.held_NLGK.repeat_interleave(view.layer.group_size, dim=2)
-        logits_LHQK = view.last_logits_LHQK
-        logits_NLHQK = torch.where(held_NLHK[..., None, :], logits_LHQK, -torch.inf)
-        weights_NLHQK = weights_HQK(logits_NLHQK, view.layer)
-        gap_NLHQK = _gaps(logits_NLHQK, weights_NLHQK, view)
-        norm_NLGK = view.value_LGKD.norm(dim=-1).where(view.held_NLGK, 0)
-        least_NLG = ROUNDING * norm_NLGK.amax(-1)
-        least_NLH11 = least_NLG.repeat_interleave(view.layer.group_size, dim=2)[..., None, None]
-        error_NLHQK = weights_NLHQK * gap_NLHQK.where(gap_NLHQK > least_NLH11, 0)
-        score_NLGK: torch.Tensor = _by_group(error_NLHQK.mean(-2), view.layer).mean(3)
-        return score_NLGK
+        """Return mean distances, float64 [N, L, G, K]."""
+        logits_LHQK, value_LGKD = view.last_logits_LHQK.double(), view.value_LGKD.double()
+        norm_LGK = value_LGKD.norm(dim=-1)
+        scores = [
+            _errors(logits_LHQK, value_LGKD, norm_LGK, held_LGK, view.layer)
+            for held_LGK in view.held_NLGK
+        ]
+        return torch.stack(scores)
 
 
-def _gaps(logits_NLHQK: torch.Tensor, weights_NLHQK: torch.Tensor, view: View) -> torch.Tensor:
-    """Return distances of each value to the output without it, [N, L, H, Q, K]."""
-    layer, value_LGKD = view.layer, view.value_LGKD
-    top_NLHQ1 = weights_NLHQK.argmax(-1, keepdim=True)
-    others_NLHQK = weights_NLHQK.scatter(-1, top_NLHQ1, 0)
-    gap_NLHQK = _distances(outputs_HQD(weights_NLHQK, value_LGKD), view) / (1 - others_NLHQK)
-    rest_NLHQK = weights_HQK(logits_NLHQK.scatter(-1, top_NLHQ1, -torch.inf), layer)
-    is_top_NLHQK = torch.zeros_like(weights_NLHQK).scatter(-1, top_NLHQ1, 1)
-    top_value_NLHQD = outputs_HQD(is_top_NLHQK, value_LGKD)
-    top_gap_NLHQ = (outputs_HQD(rest_NLHQK, value_LGKD) - top_value_NLHQD).norm(dim=-1)
-    return gap_NLHQK.scatter(-1, top_NLHQ1, top_gap_NLHQ[..., None])
+def _errors(
+    logits_LHQK: torch.Tensor,
+    value_LGKD: torch.Tensor,
+    norm_LGK: torch.Tensor,
+    held_LGK: torch.Tensor,
+    layer: LayerSpec,
+) -> torch.Tensor:
+    """Return mean errors [L, G, K] of one kept set."""
+    held_LHK, norm_LHK = (
+        one.repeat_interleave(layer.group_size, 1) for one in (held_LGK, norm_LGK)
+    )
+    logits_LHQK = logits_LHQK.where(held_LHK[:, :, None], -torch.inf)
+    weights_LHQK = weights_HQK(logits_LHQK, layer)
+    top_LHQ1 = weights_LHQK.argmax(-1, keepdim=True)
+    rest_LHQK = weights_HQK(logits_LHQK.scatter(-1, top_LHQ1, -torch.inf), layer)
+    is_top_LHQK = torch.zeros_like(weights_LHQK).scatter(-1, top_LHQ1, 1)
+    rows_LHXK = torch.cat([weights_LHQK, rest_LHQK, is_top_LHQK], dim=2)
+    output_LHQD, rest_LHQD, top_LHQD = outputs_HQD(rows_LHXK, value_LGKD).chunk(3, dim=2)
+    gap_LHQK = _distances(output_LHQD, value_LGKD, norm_LHK)
+    gap_LHQK = gap_LHQK / (1 - weights_LHQK.scatter(-1, top_LHQ1, 0))
+    gap_LHQK.scatter_(-1, top_LHQ1, (rest_LHQD - top_LHQD).norm(dim=-1, keepdim=True))
+    least_LH = ROUNDING * norm_LHK.where(held_LHK, 0).amax(-1)
+    error_LHQK = weights_LHQK * gap_LHQK.where(gap_LHQK > least_LH[..., None, None], 0)
+    score_LGK: torch.Tensor = error_LHQK.mean(2).unflatten(1, (layer.num_kv_heads, -1)).mean(2)
+    return score_LGK
 
 
-def _distances(output_NLHQD: torch.Tensor, view: View) -> torch.Tensor:
-    """Return distances of outputs and values, [N, L, H, Q, K], without a tensor of Q K D."""
-    output_NLGXD = _by_group(output_NLHQD, view.layer).flatten(3, 4)
-    value_NLGKD = view.value_LGKD.expand(len(output_NLHQD), -1, -1, -1, -1)
-    # Not by way of squares, which lose what little is left between neighbours.
-    exact = "donot_use_mm_for_euclid_dist"
-    gap_NLGXK = torch.cdist(output_NLGXD, value_NLGKD, compute_mode=exact)
-    gap_NLHQK: torch.Tensor = gap_NLGXK.unflatten(3, (-1, output_NLHQD.shape[3])).flatten(2, 3)
-    return gap_NLHQK
-
-
-def _by_group(array_NLH: torch.Tensor, layer: LayerSpec) -> torch.Tensor:
-    """Return [N, L, H, ...] as [N, L, G, M, ...]."""
-    array_NLGM: torch.Tensor = array_NLH.unflatten(2, (layer.num_kv_heads, -1))
-    return array_NLGM
+def _distances(
+    output_LHQD: torch.Tensor, value_LGKD: torch.Tensor, norm_LHK: torch.Tensor
+) -> torch.Tensor:
+    """Return distances of outputs and values, [L, H, Q, K], without a tensor of Q K D."""
+    dot_LHQK = outputs_HQD(output_LHQD, value_LGKD.mT)
+    square_LHQ1 = output_LHQD.square().sum(-1, keepdim=True)
+    square_LHQK = square_LHQ1 + norm_LHK.square()[:, :, None] - 2 * dot_LHQK
+    return square_LHQK.clamp(min=0).sqrt()

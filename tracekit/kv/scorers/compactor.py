@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from tracekit.errors import UsageError
 from tracekit.kv.scorer import SCORERS, Needs, Preset, Scorer
 from tracekit.kv.scorers.leverage import Leverage
 from tracekit.kv.scorers.non_causal import NonCausal
@@ -55,7 +56,10 @@ class Compactor(Scorer):
     uses_values: ClassVar = True
 
     def __post_init__(self) -> None:
-        _ = self._leverage, self._attention  # they refuse bad parameters
+        if self.newest < 0:
+            msg = f"newest={self.newest} is a number of tokens, not negative."
+            raise UsageError(msg)
+        _ = self._leverage, self._attention  # they refuse bad parameters of their own
 
     @property
     def needs(self) -> Needs:

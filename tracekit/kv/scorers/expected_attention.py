@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class ExpectedAttention(Scorer):
     """Score = expected attention of coming queries, times the L2 norm of the value.
 
-    Serves ``expected`` (Devoto et al. 2025, arXiv:2510.00636, section 3, as kvpress's
+    Serves ``expected`` (Devoto et al. 2025, arXiv:2510.00636, as kvpress's
     ``ExpectedAttentionPress`` computes it). Pre-RoPE queries of all rows so far but those of the
     sinks are taken as normal with their mean mu and covariance S, and turned by the mean rotation R
     of the next ``future`` positions. A key's logit is scale k R mu + scale^2 / 2 k R S R^T k, the

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from tracekit.kv.scorer import SCORERS, Needs, Preset, Scorer
 
 if TYPE_CHECKING:
+    import torch
+
     from tracekit.kv.view import View
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Lag(Scorer):
     """Score = rank of a key in its partition by its spread, seen from the next partition.
 
-    Serves ``lagkv`` (Liang et al. 2025, arXiv:2504.04704, section 3). The held keys after the sinks
+    Serves ``lagkv`` (Liang et al. 2025, arXiv:2504.04704). The held keys after the sinks
     are cut into partitions of ``lag``, in cache order. The channels of a partition are scaled by
     their minimum and maximum in the next one; a key's standard deviation over channels goes
     through a softmax over the partition, the same is done for values, and the score is the rank

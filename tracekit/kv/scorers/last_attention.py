@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class LastAttention(Scorer):
     """Score = attention of the newest row, mean over all query heads: one set for all heads.
 
-    Serves ``tova`` (Oren et al. 2024, arXiv:2401.06104, section 3.2), decided at every step.
+    Serves ``tova`` (Oren et al. 2024, arXiv:2401.06104, section 3), decided at every step.
     Where heads hold different keys (their budgets differ), a head that has evicted a key counts
     as 0. Differences: the newest key stays, as in kvpress; the original may drop it. kvpress
     decides once, after the prompt: that is ``at=prompt``.

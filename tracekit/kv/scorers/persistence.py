@@ -21,8 +21,8 @@ class Persistence(Scorer):
     """Score = minus the rows, among the last ``history``, that gave a key less than an even share.
 
     Serves ``scissorhands`` (Liu et al. 2023, arXiv:2305.17118, section 4 and algorithm 2): a key
-    that was of no importance in few rows is expected to stay important. An even share is 1 / the
-    keys that the row sees of those held now; a row before a key counts neither for nor against it.
+    that was seldom unimportant is expected to stay important. An even share is 1 / the keys that
+    the row sees of those held now; a row before a key counts neither for nor against it.
 
     Differences: rows are renormalised over what is held at the decision, where the original takes
     them as they were; counts are a mean over the query heads of a KV head (the original has one);
@@ -66,7 +66,8 @@ class Persistence(Scorer):
         share_NLGQ1 = 1 / seen_NLGQK.sum(-1, keepdim=True)
         is_low_NLGMQK = attention_NLGMQK < share_NLGQ1[:, :, :, None]
         is_low_NLGMQK &= seen_NLGQK[:, :, :, None]
-        return -is_low_NLGMQK.sum(-2).float().mean(3)
+        low_NLGK: torch.Tensor = is_low_NLGMQK.sum(-2).float().mean(3)
+        return -low_NLGK
 
     def _seen(self, view: View, num_rows: int) -> torch.Tensor:
         """Return which of the keys held now each of the newest rows sees, bool [N, L, G, Q, K]."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class RKV(Scorer):
     """Score = ``mix`` * importance - (1 - ``mix``) * redundancy.
 
-    Serves ``rkv`` (R-KV, Cai et al. 2025, arXiv:2505.24133, section 3). Importance: logits of the
+    Serves ``rkv`` (R-KV, Cai et al. 2025, arXiv:2505.24133). Importance: logits of the
     last ``window`` rows, their maximum over the group, softmax over the held keys before the
     window, mean over the rows, maximum over ``kernel`` neighbours in the cache. Redundancy: the
     mean cosine of a post-RoPE key to all other held keys, softmax over these; a key does not count

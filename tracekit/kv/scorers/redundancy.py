@@ -62,7 +62,12 @@ class Redundancy(Scorer):
             sinks=4,
             recent="32",
             schedule=(("every", "64"), ("from", "prompt")),
-            items=(("layers", "tiers"),),
+            items=(
+                ("layers", "tiers"),
+                ("shallow", "0.2"),
+                ("deep", "0.7"),
+                ("deep_from", "0.67"),
+            ),
         ),
     )
 

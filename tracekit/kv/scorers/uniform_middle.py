@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+
 from tracekit.kv.scorer import SCORERS, Preset, Scorer
 
 if TYPE_CHECKING:
-    import torch
-
     from tracekit.kv.view import View
 
 NUM_BITS = 24
@@ -35,7 +35,6 @@ class UniformMiddle(Scorer):
     def score(self, view: View) -> torch.Tensor:
         """Return minus the mirrored positions, [1, 1, 1, K]."""
         position_K = view.position_K
-        mirrored_K = sum(
-            ((position_K >> bit) & 1) << (NUM_BITS - 1 - bit) for bit in range(NUM_BITS)
-        )
+        bits = (((position_K >> bit) & 1) << (NUM_BITS - 1 - bit) for bit in range(NUM_BITS))
+        mirrored_K = sum(bits, start=torch.zeros_like(position_K))
         return -mirrored_K[None, None, None].float()

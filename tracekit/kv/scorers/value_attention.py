@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ValueAttention(Scorer):
     """Score = attention received from all rows so far, times the L1 norm of the value.
 
-    Serves ``vatp`` (VATP, Guo et al. 2024, arXiv:2406.12335, section 3) on top of H2O: half of the
+    Serves ``vatp`` (VATP, Guo et al. 2024, arXiv:2406.12335) on top of H2O: half of the
     budget for the newest keys, decided at every step, the first 20 positions stay. Differences are
     those of ``h2o``: one set a KV head, and the budget is a part of the tokens seen.
 
