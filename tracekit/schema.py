@@ -341,6 +341,10 @@ KV_RESULTS = Table(
         Column("kv_bytes", _F64, "bytes", "bytes held, mean over scored steps"),
         Column("peak_kv_bytes", _F64, "bytes", "most bytes held at a scored step"),
         Column("full_kv_bytes", _F64, "bytes", "bytes of the full cache, mean over scored steps"),
+        Column("read_bytes", _F64, "bytes", "bytes read a step, those of an index included"),
+        Column("fetched_bytes", _F64, "bytes", "of these, fetched from the slow tier a step"),
+        Column("hit_frac", _F32, "", "entries read that the fast tier held; null without a tier"),
+        Column("transfer_s", _F64, "s", "time a step for these bytes at the bandwidths given"),
         Column("state_bytes", _F64, "bytes", "what the policy itself must keep, mean over steps"),
         Column("num_evicted", _I64, "entries", "entries evicted by then, over layers and heads"),
         Column(

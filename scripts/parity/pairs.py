@@ -96,7 +96,7 @@ PAIRS = (
     Pair("cur:window=16,sinks=4,at=prompt", "CURPress", {"num_sinks": 4, "local_window_size": 16}),
     Pair("observed:at=prompt", "ObservedAttentionPress", attention="eager"),
     Pair(
-        "pyramidkv:window=64,kernel=5,beta=20,at=prompt",
+        "pyramidkv:window=64,kernel=5,beta=20,pyramid_window=64,at=prompt",
         "PyramidKVPress",
         SNAPKV | {"beta": 20},
         is_fraction=True,
@@ -104,7 +104,7 @@ PAIRS = (
         excuse=other_rounding,
     ),
     Pair(
-        "pyramidkv:window=8,kernel=5,beta=20,at=prompt",
+        "pyramidkv:window=8,kernel=5,beta=20,pyramid_window=8,at=prompt",
         "PyramidKVPress",
         NARROW | {"beta": 20},
         is_fraction=True,
@@ -112,9 +112,17 @@ PAIRS = (
         excuse=other_rounding,
     ),
     Pair(
-        "adakv:window=64,kernel=5,floor=0.2,at=prompt", "SnapKVPress", SNAPKV, around="AdaKVPress"
+        "adakv:window=64,kernel=5,safeguard=0.2,at=prompt",
+        "SnapKVPress",
+        SNAPKV,
+        around="AdaKVPress",
     ),
-    Pair("adakv:window=8,kernel=5,floor=0.2,at=prompt", "SnapKVPress", NARROW, around="AdaKVPress"),
+    Pair(
+        "adakv:window=8,kernel=5,safeguard=0.2,at=prompt",
+        "SnapKVPress",
+        NARROW,
+        around="AdaKVPress",
+    ),
     Pair(
         "noncausal:chunk=256,at=prompt",
         "NonCausalAttnPress",

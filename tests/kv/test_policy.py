@@ -63,7 +63,9 @@ def test_the_canonical_text_gives_the_policy_back(text):
 def test_a_family_is_one_name_for_all_kept_amounts_and_names_the_same_policy(text, one, other):
     policy = parse(text)
     assert policy.kept is None
-    assert policy.with_kept(Frac(one)).family == policy.with_kept(Frac(other)).family == policy.family
+    assert (
+        policy.with_kept(Frac(one)).family == policy.with_kept(Frac(other)).family == policy.family
+    )
     assert parse(policy.family) == policy
     assert policy.with_kept(Frac(one)) == parse(policy.with_kept(Frac(one)).text)
 
@@ -104,6 +106,16 @@ def test_every_parameter_is_written_in_a_fixed_order():
         ("snapkv:window=16,recent=32", "snapkv:window=16,recent=32"),
         ("streaming:sinks=4", "streaming"),
         ("full", "full"),
+        ("int4", "int4"),
+        ("full+int4:group=64", "int4:group=64"),
+        ("h2o:kept=0.5,every=16+int4", "h2o:every=16+int4"),
+        ("quest:read=0.1", "quest"),
+        ("snapkv:kept=0.5+quest:read=0.1,page=8", "snapkv+quest:page=8"),
+        ("knorm:layers=pyramid", "knorm:layers=pyramid"),
+        ("knorm:layers=pyramid,beta=5", "knorm:layers=pyramid,beta=5.0"),
+        ("streamingllm", "streamingllm"),
+        ("streamingllm:positions=original", "streamingllm:positions=original"),
+        ("pyramidkv:layers=uniform", "pyramidkv:layers=uniform"),
     ],
 )
 def test_a_family_names_only_what_differs_from_the_preset(text, family):
@@ -176,7 +188,9 @@ def test_the_target_is_the_mean_over_the_decisions_that_a_replay_makes(text, num
         assert policy.target_frac(spans, case.cache) is None
         return
     decisions = sorted({int(t) for t in np.unique(result.evicted_at_NLGT) if t != NEVER})
-    assert policy.target_frac(spans, case.cache) == pytest.approx(np.mean([10 / t for t in decisions]))
+    assert policy.target_frac(spans, case.cache) == pytest.approx(
+        np.mean([10 / t for t in decisions])
+    )
 
 
 def test_a_preset_that_two_scorers_serve_is_an_error(monkeypatch):
@@ -191,6 +205,10 @@ def test_a_preset_that_two_scorers_serve_is_an_error(monkeypatch):
     registry = Registry("scorer", package="tracekit.kv.scorers", group="none")
     registry.register("usual")(SCORERS.get("accumulated"))
     registry.register("twice")(Twice)
+    none = Registry("budget", package="tracekit.kv.budgets", group="none")
+    monkeypatch.setattr(none, "_loaded", True)
+    for name in ("LAYER_BUDGETS", "HEAD_BUDGETS"):
+        monkeypatch.setattr(f"tracekit.kv.presets.{name}", none)
     monkeypatch.setattr("tracekit.kv.presets.SCORERS", registry)
     with pytest.raises(ValueError, match=r"two presets have one name: .*'h2o', 'h2o'"):
         PRESETS.names()

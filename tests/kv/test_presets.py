@@ -79,7 +79,11 @@ def test_later_rows_change_no_decision(name, spec, seen):
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_preset_gives_finite_measures_in_their_range(name, spec):
     result = run(make_case(rows=48, **SPECS[spec]), name)
-    for values in (result.measures.error_sq_NLHR, result.measures.cosine_NLHR, result.measures.mass_kept_NLHR):
+    for values in (
+        result.measures.error_sq_NLHR,
+        result.measures.cosine_NLHR,
+        result.measures.mass_kept_NLHR,
+    ):
         assert np.isfinite(values).all()
     assert (result.measures.held_NLGR >= 1).all()
     assert (result.measures.held_NLGR <= result.full_R).all()

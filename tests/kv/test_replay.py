@@ -12,7 +12,6 @@ from tests.kv.cases import (
     KEPT,
     POLICIES,
     TEXTS,
-    Case,
     assert_like_slow,
     cases,
     family,
@@ -26,7 +25,6 @@ from tracekit.kv.parse import parse
 from tracekit.kv.presets import PRESETS
 from tracekit.kv.replay import Family, replay
 from tracekit.kv.schedule import Spans
-
 
 run = run_family
 
@@ -77,7 +75,9 @@ def test_several_kept_fractions_give_what_each_gives_alone(text):
     for n, policy in enumerate(policies):
         alone = run(case, [policy], 16)
         np.testing.assert_array_equal(together.evicted_at_NLGT[n], alone.evicted_at_NLGT[0])
-        np.testing.assert_allclose(together.measures.error_sq_NLHR[n], alone.measures.error_sq_NLHR[0], atol=1e-12)
+        np.testing.assert_allclose(
+            together.measures.error_sq_NLHR[n], alone.measures.error_sq_NLHR[0], atol=1e-12
+        )
 
 
 def test_a_full_cache_makes_no_error_and_evicts_nothing():
@@ -114,7 +114,9 @@ def test_recorded_types_are_read_as_float32(dtype):
     policies = family("h2o", ["0.3", "0.6"])
     references = [case.reference_in(dtype), case.rounded(dtype).reference_in(torch.float32)]
     results = [run(case, policies, 12, reference) for reference in references]
-    np.testing.assert_array_equal(results[0].measures.error_sq_NLHR, results[1].measures.error_sq_NLHR)
+    np.testing.assert_array_equal(
+        results[0].measures.error_sq_NLHR, results[1].measures.error_sq_NLHR
+    )
     assert results[0].measures.error_sq_NLHR.dtype == np.float32
 
 

@@ -13,7 +13,7 @@ from tests.oracles_selectors import slow_fetches
 from tracekit.errors import UsageError
 from tracekit.kv import attend
 from tracekit.kv.parse import parse
-from tracekit.kv.tier import FastTier, Tier, traffic
+from tracekit.kv.tier import FastTier, Tier
 
 SELECTED = ["quest:page=3,least=1", "topk", "previous:reduce=max", "topp:mass=0.6"]
 TIERS = ["tier:fast=0.3", "tier:fast=5tok", "tier:fast=0.2,replace=lfu", "tier:fast=1tok", "tier"]
@@ -103,25 +103,7 @@ def test_what_was_read_comes_back_from_the_fast_tier_until_others_push_it_out():
     assert fetched == [1, 0, 1, 1, 1]
 
 
-def test_traffic_adds_up_in_bytes_and_seconds():
-    read, fetched = np.array([10.0, 4.0]), np.array([2.0, 0.0])
-    found = traffic(
-        read,
-        fetched,
-        entry_bytes=256,
-        index_bytes=100.0,
-        fast_bytes_per_s=1e9,
-        slow_bytes_per_s=1e6,
-    )
-    np.testing.assert_allclose(found.fast_bytes, [2660, 1124])
-    np.testing.assert_allclose(found.slow_bytes, [512, 0])
-    np.testing.assert_allclose(found.seconds, [2660e-9 + 512e-6, 1124e-9])
-
-
-def test_a_bandwidth_of_zero_bytes_in_the_tier_and_a_tier_alone_are_refused():
-    one = np.ones(1)
-    with pytest.raises(UsageError, match="positive"):
-        traffic(one, one, entry_bytes=1, index_bytes=0, fast_bytes_per_s=0, slow_bytes_per_s=1)
+def test_bytes_in_the_tier_and_a_tier_alone_are_refused():
     with pytest.raises(UsageError, match="not bytes"):
         parse("topk:read=0.1+tier:fast=1MiB")
     with pytest.raises(UsageError, match="a tier holds what a selector reads"):

@@ -284,7 +284,9 @@ def test_steps_add_up_to_all_of_them(results_folder: Path) -> None:
     by = ["sequence_id", "policy", "layer", "kv_head"]
     whole = kv[kv["steps"] == schema.ANY].set_index(by).sort_index()
     parts = kv[kv["steps"] != schema.ANY]
-    weighted = parts.assign(mass=parts["mass_kept"] * parts["num_scored"]).groupby(by, observed=True)
+    weighted = parts.assign(mass=parts["mass_kept"] * parts["num_scored"]).groupby(
+        by, observed=True
+    )
     assert (weighted["num_scored"].sum() == whole["num_scored"]).all()
     np.testing.assert_allclose(
         weighted["mass"].sum() / whole["num_scored"], whole["mass_kept"], rtol=1e-5

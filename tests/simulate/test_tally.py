@@ -10,7 +10,9 @@ import pytest
 from tests.kv.cases import Case, family, make_case, run_family
 from tracekit import schema
 from tracekit.kv.engine import NEVER
-from tracekit.simulate.tally import Tally, step_buckets
+from tracekit.simulate.columns import Stack
+from tracekit.simulate.steps import step_buckets
+from tracekit.simulate.tally import Tally
 
 POINT = 20
 NEEDLE = np.array([3, 11])
@@ -32,9 +34,10 @@ def test_buckets_of_steps_start_at_the_eviction_point() -> None:
 def tallied(case: Case, text: str, kept: str) -> tuple[Tally, object]:
     policies = family(text, [kept])
     result = run_family(case, policies, POINT)
-    tally = Tally(policies[0], NEEDLE, 2)
     layers = case.cache.layers
-    tally.add(layers, result, 0, POINT)
+    stack = Stack(policies, layers, result, point=POINT, needle_T=NEEDLE, bytes_per_number=2)
+    tally = Tally()
+    tally.add(stack, 0)
     return tally, result
 
 
@@ -57,9 +60,7 @@ def test_columns_equal_loops(name: str, text: str) -> None:
 
             def held(at: int, g: int, row: int) -> list[int]:
                 return [
-                    j
-                    for j in range(row + 1)
-                    if evicted_at[at, g, j] > row and j > row - window
+                    j for j in range(row + 1) if evicted_at[at, g, j] > row and j > row - window
                 ]
 
             bytes_by_row = [size * sum(len(held(*p, row)) for p in parts) for row in rows]
@@ -98,7 +99,7 @@ def test_columns_equal_loops(name: str, text: str) -> None:
                 float(j in held(at, g, row)) for at, g in parts for row in rows for j in NEEDLE
             ]
             assert found["needle_kept"] == pytest.approx(np.mean(needle))
-            later = [p for p in gone if POINT < evicted_at[p] and evicted_at[p] >= rows[0]]
+            later = [p for p in gone if evicted_at[p] > POINT and evicted_at[p] >= rows[0]]
             assert found["churn"] == pytest.approx(len(later) / len(rows) / len(parts))
 
 

@@ -43,7 +43,9 @@ def print_strips(folder: str, place: str, plan: Plan, *, as_json: bool) -> None:
             for strip in strips
         ],
     }
-    head_line = f"{sequence_id}, layer {layer}, KV head {head}: {len(tokens)} tokens enter the cache"
+    head_line = (
+        f"{sequence_id}, layer {layer}, KV head {head}: {len(tokens)} tokens enter the cache"
+    )
     parts = [head_line, *(_drawn(strip, tokens) for strip in strips)]
     if not strips:
         parts.append("no policy has an eviction point here, with a token before and after it.")
@@ -69,7 +71,10 @@ def _drawn(strip: Strip, tokens: list[str]) -> str:
     steps = sorted({*strip.decisions, num_tokens})
     chosen = np.unique(np.linspace(0, len(steps) - 1, MOST_ROWS).round().astype(int))
     width = -(-num_tokens // CELLS)
-    lines = [strip.policy, f"{'seen':>7} {'kept':>6}  one cell is {width} tokens; # all kept ... . few"]
+    lines = [
+        strip.policy,
+        f"{'seen':>7} {'kept':>6}  one cell is {width} tokens; # all kept ... . few",
+    ]
     for seen in (steps[place] for place in chosen):
         kept_T = strip.kept_T(seen)
         lines.append(f"{seen:>7} {int(kept_T.sum()):>6} |{_cells(kept_T, width, num_tokens)}|")

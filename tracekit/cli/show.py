@@ -32,7 +32,9 @@ def show(
     from tracekit.cli.output import emit
 
     if (Path(folder) / "run.json").exists():
-        data, text = _results(Path(folder))
+        from tracekit.cli.results import read_results
+
+        data, text = read_results(Path(folder))
     else:
         from tracekit.trace.reader import Trace
 
@@ -127,65 +129,6 @@ def _likely(texts: pd.Series[Any], ids: Sequence[int]) -> str:
     """Return the most likely tokens; a row of logits without a distribution has none."""
     known = [f"[{texts[one]}]" for one in ids[:3] if one >= 0]
     return " ".join(known) or "(logits are not finite)"
-
-
-def _results(folder: Path) -> tuple[dict[str, Any], str]:
-    import pyarrow.parquet as pq
-
-    from tracekit.cli.output import number, table
-    from tracekit.errors import InputError
-
-    try:
-        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        msg = f"{folder / 'run.json'} is damaged ({error}); run tracekit simulate again."
-        raise InputError(msg) from error
-    path = folder / "summary.parquet"
-    summary = pq.read_table(path).to_pandas() if path.exists() else None
-    parts = [f"{folder}: {len(run['sequences'])} sequences of {run['trace']['path']}"]
-    parts += [f"failed {one['cell']}: {one['why']}" for one in run["failed"]]
-    rows: list[dict[str, Any]] = []
-    if summary is not None:
-        chosen = summary[(summary["domain"] == "all") & (summary["bucket"] == "all")]
-        rows = json.loads(_records(chosen))
-    for question, measures in (
-        ("kv", ["kept_frac", "read_frac", "output_error", "mass_kept"]),
-        ("vocab", ["hit_argmax", "mass", "cost_frac"]),
-    ):
-        by_name: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
-        for row in rows:
-            if row["question"] == question:
-                by_name.setdefault((row["family"], row["x"]), {})[row["measure"]] = row
-        if not by_name:
-            continue
-        cells = [
-            [
-                name if next(iter(found.values()))["causal"] in (None, True) else f"{name} (bound)",
-                *([f"{x:.0f}"] if question == "vocab" else []),
-                *(_interval(found.get(one)) for one in measures),
-                _n(found),
-            ]
-            for (name, x), found in sorted(by_name.items())
-        ]
-        title = f"{question}, level {next(iter(next(iter(by_name.values())).values()))['level']}"
-        columns = ["name", *(["size"] if question == "vocab" else []), *measures, "n"]
-        parts.append("\n" + table(title, columns, cells))
-    return {"results": str(folder), "run": run, "summary": rows}, "\n".join(parts)
-
-
-def _interval(row: dict[str, Any] | None) -> str:
-    """Return a mean with its 95 % interval, if there is one."""
-    from tracekit.cli.output import number
-
-    if row is None:
-        return "-"
-    if row["low"] is None or row["measure"].endswith("_frac"):
-        return number(row["mean"])
-    return f"{number(row['mean'])} [{number(row['low'])}, {number(row['high'])}]"
-
-
-def _n(found: dict[str, dict[str, Any]]) -> str:
-    return str(max(row["n"] for row in found.values()))
 
 
 def _records(frame: pd.DataFrame) -> str:

@@ -72,6 +72,14 @@ def simulate(
     seed: Annotated[
         int, typer.Option(help="Of random policies and the bootstrap.", rich_help_panel=_RUN)
     ] = 0,
+    bandwidths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FAST,SLOW",
+            help="GB/s of the fast tier and of the slow one, for the time that a step's reads take.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     jobs: Annotated[
         int, typer.Option(help="Processes that share the sequences.", rich_help_panel=_RUN)
     ] = 1,
@@ -102,6 +110,7 @@ def simulate(
         level=level,
         seed=seed,
         bytes_per_number=kv_bytes,
+        bandwidths=_bandwidths(bandwidths),
     )
     if explain is not None:
         from tracekit.cli.explain import print_strips
@@ -141,3 +150,17 @@ def _sizes(text: str) -> list[int]:
     except ValueError:
         msg = f"--sizes takes numbers with commas between them, not {text!r}."
         raise UsageError(msg) from None
+
+
+def _bandwidths(text: str | None) -> tuple[float, float] | None:
+    """Return bytes a second of two numbers of GB/s."""
+    from tracekit.errors import UsageError
+
+    if text is None:
+        return None
+    try:
+        fast, slow = (1e9 * float(part) for part in text.split(","))
+    except ValueError:
+        msg = f"--bandwidths takes two numbers of GB/s, such as 2000,25, not {text!r}."
+        raise UsageError(msg) from None
+    return fast, slow

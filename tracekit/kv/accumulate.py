@@ -109,7 +109,9 @@ class LastRead(Accumulator):
     ) -> torch.Tensor:
         """Note the last row of these that read each key."""
         read_LGNQK = is_read(weights_LGNMQK, first_row)
-        end_Q1 = first_row + 1 + torch.arange(read_LGNQK.shape[3], device=read_LGNQK.device)[:, None]
+        end_Q1 = (
+            first_row + 1 + torch.arange(read_LGNQK.shape[3], device=read_LGNQK.device)[:, None]
+        )
         last_LGNK = (read_LGNQK * end_Q1).amax(3)
         return torch.maximum(state_NLXK, last_LGNK.permute(2, 0, 1, 3).to(state_NLXK))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from tracekit.spec import LayerSpec
 
 
-class Measures(NamedTuple):
+A = TypeVar("A")
+"""Tensors while rows are read, numpy arrays in the end."""
+
+
+class Measures(NamedTuple, Generic[A]):
     """What is measured at each of R rows, rows last; axes N, L, then G or H.
 
     Parameters
@@ -47,18 +51,18 @@ class Measures(NamedTuple):
         head's part of it and, last, for the layer; X = 0 if there is no projection.
     """
 
-    held_NLGR: torch.Tensor
-    read_NLGR: torch.Tensor
-    fetched_NLGR: torch.Tensor
-    closed_NLGR: torch.Tensor
-    error_sq_NLHR: torch.Tensor
-    norm_sq_LHR: torch.Tensor
-    cosine_NLHR: torch.Tensor
-    mass_kept_NLHR: torch.Tensor
-    row_kl_NLHR: torch.Tensor
-    overlap_NLGR: torch.Tensor
-    projected_sq_NLXR: torch.Tensor
-    projected_norm_sq_LXR: torch.Tensor
+    held_NLGR: A
+    read_NLGR: A
+    fetched_NLGR: A
+    closed_NLGR: A
+    error_sq_NLHR: A
+    norm_sq_LHR: A
+    cosine_NLHR: A
+    mass_kept_NLHR: A
+    row_kl_NLHR: A
+    overlap_NLGR: A
+    projected_sq_NLXR: A
+    projected_norm_sq_LXR: A
 
 
 SHARED = ("norm_sq_LHR", "projected_norm_sq_LXR")
@@ -72,7 +76,7 @@ def compare(
     full: FullRows,
     reference: Reference,
     point: int,
-) -> Measures:
+) -> Measures[torch.Tensor]:
     """Return the measures of the newest rows that an engine has read.
 
     Parameters
@@ -150,7 +154,7 @@ def overlap(
 
 def projected_sq(vector_NLHQD: torch.Tensor, reference: Reference) -> torch.Tensor:
     """Return squared norms after the output projection: of KV heads' parts, then of the sum."""
-    num_sets, num_layers, num_heads, num_rows, _ = vector_NLHQD.shape
+    num_sets, num_layers, _, num_rows, _ = vector_NLHQD.shape
     if reference.projection_LEX is None:
         return vector_NLHQD.new_zeros(num_sets, num_layers, 0, num_rows)
     groups = reference.layer.num_kv_heads

@@ -187,8 +187,21 @@ class Engine:
         if self.num_decisions:
             self._storage.close(self.held_NLGK)
 
-    def decide(self) -> torch.Tensor:
+    def score(self) -> torch.Tensor:
+        """Return the scores of all keys as they are now, [N, L, G, K]; axes may be 1.
+
+        They depend on nothing but the scorer and what was read, so that policies that differ in the
+        rest may share them.
+        """
+        return self.policy.scorer.score(self.view(self._needs))
+
+    def decide(self, score_NLGK: torch.Tensor | None = None) -> torch.Tensor:
         """Evict down to the budget of the tokens seen, and return how many left: int64 [N, L, G].
+
+        Parameters
+        ----------
+        score_NLGK
+            What ``score`` gives, if somebody has computed it already.
 
         Raises
         ------
@@ -198,9 +211,8 @@ class Engine:
             If keys are to stand at their place in the cache and heads hold unequal numbers.
         """
         num_sets, device = self._num_sets, self.evicted_at_NLGK.device
-        view = self.view(self._needs)
-        score_NLGK = self.policy.scorer.score(view)
-        held_NLGK = view.held_NLGK
+        score_NLGK = self.score() if score_NLGK is None else score_NLGK
+        held_NLGK = self.held_NLGK
         self._refuse_nan(score_NLGK, held_NLGK)
         held_NLGK = held_NLGK.expand(num_sets, -1, -1, -1)
         budget_NLG = self._allotment.entries(self.num_tokens, self._layers).to(device)
@@ -215,7 +227,8 @@ class Engine:
         evicted_NLGK = held_NLGK & ~kept_NLGK
         self.evicted_at_NLGK = torch.where(evicted_NLGK, self.num_tokens, self.evicted_at_NLGK)
         self._accumulated = {
-            one: state.expand(num_sets, -1, -1, -1).contiguous() for one, state in self._accumulated.items()
+            one: state.expand(num_sets, -1, -1, -1).contiguous()
+            for one, state in self._accumulated.items()
         }
         self.is_clipped_N |= clipped_NLG.flatten(1).any(1).cpu()
         over_NLG = budget_NLG > self.layer.entries(self.num_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.linalg import vecdot
 from torch.nn.functional import pad
 
 from tracekit.kv.compare import Measures, cosine_of, count_seen, minus_log, overlap
@@ -61,12 +62,13 @@ class Findings:
         full_XD, size = rows.output_XD, rows.layer.num_heads
         taken = slice(rows.start - self._start, rows.end - self._start)
         place = (at, slice(head * size, (head + 1) * size), taken)
-        norm_sq_X = full_XD.square().sum(-1)
+        norm_sq_X = vecdot(full_XD, full_XD)
         delta_NXD = read.output_NXD - full_XD
-        error_sq_NX = delta_NXD.square().sum(-1)
+        error_sq_NX = vecdot(delta_NXD, delta_NXD)
+        size_sq_NX = vecdot(read.output_NXD, read.output_NXD)
         found = {
             "error_sq": error_sq_NX,
-            "cosine": cosine_of(read.output_NXD.square().sum(-1), norm_sq_X, error_sq_NX),
+            "cosine": cosine_of(size_sq_NX, norm_sq_X, error_sq_NX),
             "mass": read.mass_NX,
             "kl": minus_log(read.mass_NX, rows.sink_X / rows.totals(rows.full_XC)),
         }
@@ -77,7 +79,11 @@ class Findings:
             vectors = torch.cat([full_XD[None], delta_NXD]).unflatten(1, (size, -1))
             self._project(vectors, self._reference.projection_LEX[at], (at, head, taken))
         for one, state_NLXK in self._accumulated.items():
-            heads = slice(head * size, (head + 1) * size) if one.by_query_head else slice(head, head + 1)
+            heads = (
+                slice(head * size, (head + 1) * size)
+                if one.by_query_head
+                else slice(head, head + 1)
+            )
             part_NLXK = state_NLXK[:, at : at + 1, heads, : rows.end]
             factor = one.factor(size)
             if factor is not None:
@@ -96,13 +102,15 @@ class Findings:
         projected_NRE = vector_NMRD.transpose(1, 2).flatten(2) @ part_EX.T
         self._projected_sq[:, at, head, scored] = projected_NRE.square().sum(-1)
         self._projected_sum = projected_NRE if head == 0 else self._projected_sum + projected_NRE
-        self._projected_sq[:, at, -1, scored] = torch.as_tensor(self._projected_sum).square().sum(-1)
+        self._projected_sq[:, at, -1, scored] = (
+            torch.as_tensor(self._projected_sum).square().sum(-1)
+        )
 
     def accumulated(self) -> dict[Accumulator, torch.Tensor]:
         """Return what the engine's accumulators have after these rows."""
         return self._accumulated
 
-    def measures(self) -> Measures:
+    def measures(self) -> Measures[torch.Tensor]:
         """Return all of it; entries held follow from the decision alone."""
         start, end, device = self._start, self._end, self._kept_NLGT.device
         seen_RT = visible_QK(self._layer, end - start, end, first_query=start, device=device)

@@ -67,7 +67,7 @@ def _build(entry: Entry, given: dict[str, str], attached: list[str]) -> Policy:
     own = {one.name for one in fields(entry.scorer)}
     items = NEUTRAL | entry.items({name: given[name] for name in own if name in given})
     choice = {name: given.get(name, items[name]) for name in ("layers", "heads")}
-    budgets = {"layers": LAYER_BUDGETS.get(choice["layers"])}
+    budgets: dict[str, Any] = {"layers": LAYER_BUDGETS.get(choice["layers"])}
     budgets |= {"heads": HEAD_BUDGETS.get(choice["heads"])}
     shared = {one.name for cls in budgets.values() for one in fields(cls)}
     known = ["kept", *own, *_PROTECTION, "layers", "heads", *shared, *_SCHEDULE, "positions"]
@@ -109,7 +109,9 @@ def _refuse_unknown(given: dict[str, str], known: list[str]) -> None:
 def _make(cls: Any, values: dict[str, str]) -> Any:
     """Return an instance of a part's class with the parameters that are its own."""
     hints, names = get_type_hints(cls), [one.name for one in fields(cls)]
-    return cls(**{name: _value(name, hints[name], values[name]) for name in names if name in values})
+    return cls(
+        **{name: _value(name, hints[name], values[name]) for name in names if name in values}
+    )
 
 
 def _schedule(usual: dict[str, str], given: dict[str, str]) -> Schedule:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 from tracekit.errors import UsageError
 from tracekit.kv.amounts import Amount, Frac
-from tracekit.kv.budget import HeadBudget, LayerBudget
 from tracekit.kv.budgets.uniform import UniformHeads, UniformLayers
-from tracekit.kv.select import Protection
 from tracekit.kv.text import canonical, short
 
 if TYPE_CHECKING:
-    from tracekit.kv.budget import Cache
+    from tracekit.kv.budget import Cache, HeadBudget, LayerBudget
     from tracekit.kv.schedule import Schedule, Spans
     from tracekit.kv.scorer import Scorer
+    from tracekit.kv.select import Protection
     from tracekit.kv.selector import Selector
     from tracekit.kv.tier import Tier
     from tracekit.kv.transform import Transform

@@ -160,7 +160,8 @@ class Reference:
         return mass_HK
 
     def _by_group(self, values_LHK: torch.Tensor) -> torch.Tensor:
-        return values_LHK.unflatten(1, (self.layer.num_kv_heads, -1)).mean(2)
+        grouped_LGMK: torch.Tensor = values_LHK.unflatten(1, (self.layer.num_kv_heads, -1))
+        return grouped_LGMK.mean(2)
 
     def _accumulate(
         self, accumulators: list[Accumulator], at: int, num_rows: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class Replay:
 
     first_row: int
     full_R: np.ndarray
-    measures: Measures
+    measures: Measures[np.ndarray]
     evicted_at_NLGT: np.ndarray
     oracle_overlap_NLG: np.ndarray
     is_clipped_N: np.ndarray
@@ -65,7 +65,8 @@ class Replay:
     @property
     def num_evicted_NLG(self) -> np.ndarray:
         """Entries evicted by the end."""
-        return (self.evicted_at_NLGT != NEVER).sum(-1)
+        num_NLG: np.ndarray = (self.evicted_at_NLGT != NEVER).sum(-1)
+        return num_NLG
 
     def since(self, row: int) -> Replay:
         """Return the same with the scored rows from position ``row`` on alone."""
@@ -215,7 +216,9 @@ def _stepped(
     return _collect(engine, point, measures, reference)
 
 
-def _collect(engine: Engine, point: int, measures: Measures, reference: Reference) -> Replay:
+def _collect(
+    engine: Engine, point: int, measures: Measures[torch.Tensor], reference: Reference
+) -> Replay:
     """Return the replay of an engine that has read, or need not read, all rows."""
     num_rows = reference.num_rows
     evicted_at_NLGT = pad(engine.evicted_at_NLGK, (0, num_rows - engine.num_tokens), value=NEVER)
@@ -242,9 +245,11 @@ def _oracle_overlap(engine: Engine, point: int, reference: Reference) -> torch.T
     return overlap_NLG.expand(len(engine.is_clipped_N), -1, -1)
 
 
-def _step(engine: Engine, reference: Reference, point: int, decisions: set[int]) -> Measures:
+def _step(
+    engine: Engine, reference: Reference, point: int, decisions: set[int]
+) -> Measures[torch.Tensor]:
     """Read the rows in order, deciding where it is due, and measure them."""
-    parts: list[Measures] = []
+    parts: list[Measures[torch.Tensor]] = []
     for block in reference.blocks(point):
         stops = sorted({*block, *(seen for seen in decisions if block[0] < seen < block[1])})
         for start, end in pairwise(stops):
@@ -271,5 +276,7 @@ def _join(replays: Sequence[Replay]) -> Replay:
         )
     ]
     names = ("evicted_at_NLGT", "oracle_overlap_NLG", "is_clipped_N", "is_clamped_N")
-    rest = {name: np.concatenate([getattr(one, name) for one in replays]) for name in names}
+    rest: dict[str, Any] = {
+        name: np.concatenate([getattr(one, name) for one in replays]) for name in names
+    }
     return replace(replays[0], measures=Measures(*measures), **rest)

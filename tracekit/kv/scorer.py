@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tracekit.kv.accumulate import Accumulator
 from tracekit.registry import Registry
 
 if TYPE_CHECKING:
     import torch
 
+    from tracekit.kv.accumulate import Accumulator
     from tracekit.kv.view import View
 
 
@@ -83,8 +83,6 @@ class Scorer(ABC):
     """False if the policy keeps everything, so that there is no amount to choose."""
     causal: ClassVar[bool] = True
     """False if it looks at later rows: a bound, which no decoder equals, never recommended."""
-    uses_values: ClassVar[bool] = False
-    """Whether it reads values, which latent attention (MLA) does not have by head."""
 
     @property
     def needs(self) -> Needs:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tracekit.kv.budget import HeadBudget
 
 _GONE, _SCORED, _TEMPLATE, _RECENT, _SINK = -3, -2, -1, 0, 1
+_NONE = Tokens(0)
 _LAST = torch.iinfo(torch.int64).max
 
 
@@ -41,7 +42,7 @@ class Protection:
     """
 
     sinks: int = 0
-    recent: Amount = Tokens(0)
+    recent: Amount = _NONE
     grace: int = 0
     template: Literal["scored", "kept"] = "scored"
 

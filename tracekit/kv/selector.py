@@ -98,12 +98,12 @@ class Choice:
         return position_K == position_K[self.first_row : self.first_row + num_rows, None]
 
     def weights_NLGQK(self, logits_LHQK: torch.Tensor, reduce: GroupReduce) -> torch.Tensor:
-        """Return the softmax of logits over what each row may read, reduced over the query heads."""
+        """Return the softmax of logits over what each row may read, reduced over query heads."""
         weights_LGNMQK = seen_weights(logits_LHQK, self.seen_NLGQK, self.layer)
         return reduced(weights_LGNMQK.permute(2, 0, 1, 3, 4, 5), reduce)
 
     def best(self, score_NLGQK: torch.Tensor) -> torch.Tensor:
-        """Return bool [N, L, G, Q, K]: the row's own entry and the highest scores, as many as allowed.
+        """Return bool [N, L, G, Q, K]: the row's own entry and the highest scores, to the budget.
 
         Scores are compared in float32; among equals the more recent entry is read.
         """
@@ -118,8 +118,8 @@ class Selector(ABC):
     Parameters
     ----------
     read
-        Entries that a row reads in each head, of the tokens seen, its own included, rounded down, at
-        least 1; None if not said yet.
+        Entries that a row reads in each head, of the tokens seen, its own included, rounded down,
+        at least 1; None if not said yet.
 
     Raises
     ------
@@ -175,7 +175,7 @@ class Selector(ABC):
 
     @abstractmethod
     def choose(self, choice: Choice) -> torch.Tensor:
-        """Return bool [N, L, G, Q, K]: entries to read; what a row may not read is left out later."""
+        """Return bool [N, L, G, Q, K]: entries to read; those out of sight are left out later."""
 
     @abstractmethod
     def index_bytes(self, layer: LayerSpec, bytes_per_number: int) -> float:

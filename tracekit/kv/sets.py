@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -96,9 +97,10 @@ def _nested(rows: RowSums, level_K: torch.Tensor, last_N: torch.Tensor) -> torch
     order_K = level_K.argsort(stable=True)
     ends = [0, *(level_K.bincount(minlength=most + 1).cumsum(0)[: most + 1].tolist())]
     order_K = order_K[: ends[-1]]
-    exp_KX, value_KC = rows.exp_KX[order_K], rows.value_KC[order_K]
+    # index_select copies whole rows; indexing does not, and is several times slower.
+    exp_KX, value_KC = (one.index_select(0, order_K) for one in (rows.exp_KX, rows.value_KC))
     sums_XC, steps = rows.later_XC, []
-    for start, end in zip(ends[:-1], ends[1:], strict=True):
+    for start, end in pairwise(ends):
         if end > start:
             sums_XC = torch.addmm(sums_XC, exp_KX[start:end].T, value_KC[start:end])
         steps.append(sums_XC)
@@ -109,4 +111,5 @@ def _nested(rows: RowSums, level_K: torch.Tensor, last_N: torch.Tensor) -> torch
 def _masked(rows: RowSums, kept_K: torch.Tensor) -> torch.Tensor:
     """Return the sums [X, C] of one set."""
     place_K = kept_K.nonzero()[:, 0]
-    return torch.addmm(rows.later_XC, rows.exp_KX[place_K].T, rows.value_KC[place_K])
+    exp_KX, value_KC = (one.index_select(0, place_K) for one in (rows.exp_KX, rows.value_KC))
+    return torch.addmm(rows.later_XC, exp_KX.T, value_KC)

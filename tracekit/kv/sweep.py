@@ -12,6 +12,7 @@ everything, the full output is taken as it is.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 
     from tracekit.kv.engine import Engine
     from tracekit.kv.reference import Reference
+    from tracekit.kv.scorer import Scorer
 
 
 def sweep(
     engines: Sequence[Engine], reference: Reference, decisions: Sequence[int]
-) -> list[Measures]:
+) -> list[Measures[torch.Tensor]]:
     """Take engines that decide at the same rows through all of them.
 
     Parameters
@@ -49,14 +51,21 @@ def sweep(
     list of Measures
         One an engine, the same as reading the rows one by one.
     """
-    parts: list[list[Measures]] = [[] for _ in engines]
-    for start, end in zip(decisions, [*decisions[1:], reference.num_rows], strict=True):
-        for engine in engines:
-            engine.decide()
+    parts: list[list[Measures[torch.Tensor]]] = [[] for _ in engines]
+    first: dict[Scorer, torch.Tensor] = {}
+    for engine in engines:
+        scorer = engine.policy.scorer
+        first[scorer] = first[scorer] if scorer in first else engine.score()
+        engine.decide(first[scorer])
+    for start, end in pairwise([*decisions, reference.num_rows]):
+        if start > decisions[0]:
+            for engine in engines:
+                engine.decide()
         findings = _segment(engines, reference, start, end, decisions[0])
         for engine, found, part in zip(engines, findings, parts, strict=True):
             part.append(found.measures())
-            engine.absorb(*reference.rows(start, end), found.accumulated())
+            if end < reference.num_rows:
+                engine.absorb(*reference.rows(start, end), found.accumulated())
     return [
         Measures(*(torch.cat(blocks, dim=-1) for blocks in zip(*part, strict=True)))
         for part in parts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, cast
 
-from tracekit.kv.attached import attached_as
 from tracekit.kv.amounts import Amount, kept_text, part_text
+from tracekit.kv.attached import attached_as
 from tracekit.kv.budget import HEAD_BUDGETS, LAYER_BUDGETS
 from tracekit.kv.presets import PRESETS
 from tracekit.kv.selector import SELECTORS
@@ -39,7 +39,8 @@ def short(policy: Policy) -> str:
     """Return the name and what differs from its preset, amounts left out."""
     entry, scorer_items = PRESETS.get(policy.name), _items_of(policy.scorer)
     # Protection may follow the scorer's parameters: it is as usual if it follows them.
-    usual = entry.items(scorer_items)
+    budgets = default_items(type(policy.layers)) | default_items(type(policy.heads))
+    usual = budgets | entry.items(scorer_items)
     usual |= {name: value for name, value in entry.items().items() if name in scorer_items}
     own = {k: v for k, v in policy_items(policy).items() if usual.get(k) != v}
     parts = [] if policy.name == "full" and _attached(policy) else [join(policy.name, own)]
@@ -64,7 +65,12 @@ def policy_items(policy: Policy) -> dict[str, str]:
     }
     items = _items_of(policy.scorer) | around | policy.schedule.items
     items |= {"positions": policy.positions}
-    return {name: value for name, value in items.items() if NEUTRAL.get(name) != value}
+    usual = NEUTRAL | dict(PRESETS.get(policy.name).preset.items)
+    return {
+        name: value
+        for name, value in items.items()
+        if NEUTRAL.get(name) != value or usual[name] != value
+    }
 
 
 def default_items(cls: type) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.nn.functional import pad
@@ -14,8 +14,6 @@ from tracekit.kv.selector import highest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy as np
 
 _QUARTER = Frac(0.25)
 _NEVER = -torch.iinfo(torch.int64).max
@@ -127,61 +125,3 @@ class FastTier:
         position_K = torch.arange(fast_NLGK.shape[-1], device=fast_NLGK.device)
         leaves_first_NLGK = (-((worth_NLGK << 28) + position_K)).where(fast_NLGK, _NEVER)
         return fast_NLGK & ~highest(leaves_first_NLGK, over_NLG)
-
-
-class Traffic(NamedTuple):
-    """What steps move, each an array over steps.
-
-    Parameters
-    ----------
-    fast_bytes
-        Read from the fast tier: what the selector compares, and all entries that attention reads.
-    slow_bytes
-        Fetched from the slow tier.
-    seconds
-        Time of both at the given bandwidths, one after the other.
-    """
-
-    fast_bytes: np.ndarray
-    slow_bytes: np.ndarray
-    seconds: np.ndarray
-
-
-def traffic(
-    read: np.ndarray,
-    fetched: np.ndarray,
-    *,
-    entry_bytes: float,
-    index_bytes: np.ndarray | float,
-    fast_bytes_per_s: float,
-    slow_bytes_per_s: float,
-) -> Traffic:
-    """Return what is moved a step, and how long that takes at least.
-
-    Writing the new entry, one a step to each tier under any policy, is not counted. Transfers that
-    overlap take less, down to the longer of the two.
-
-    Parameters
-    ----------
-    read, fetched
-        Entries read, and those of them that were fetched, by step: summed over the heads and layers
-        that share the bandwidth.
-    entry_bytes
-        Of a key and a value of one KV head.
-    index_bytes
-        What the selector reads in order to choose, by step or the same for all.
-    fast_bytes_per_s, slow_bytes_per_s
-        Bandwidths of the fast tier, and between the tiers.
-
-    Raises
-    ------
-    UsageError
-        If a bandwidth is not positive.
-    """
-    if fast_bytes_per_s <= 0 or slow_bytes_per_s <= 0:
-        msg = f"bandwidths must be positive, unlike {fast_bytes_per_s} and {slow_bytes_per_s}."
-        raise UsageError(msg)
-    fast_bytes = read * entry_bytes + index_bytes
-    slow_bytes = fetched * entry_bytes
-    seconds = fast_bytes / fast_bytes_per_s + slow_bytes / slow_bytes_per_s
-    return Traffic(fast_bytes, slow_bytes, seconds)

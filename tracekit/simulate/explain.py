@@ -64,9 +64,9 @@ def explain(
     UsageError
         If there is no such sequence, layer or head.
     """
-    rows = trace.sequences.set_index("sequence_id", drop=False)
-    if sequence_id not in rows.index:
-        raise UsageError(unknown("sequence", sequence_id, [str(name) for name in rows.index]))
+    rows = {str(row["sequence_id"]): row for _, row in trace.sequences.iterrows()}
+    if sequence_id not in rows:
+        raise UsageError(unknown("sequence", sequence_id, list(rows)))
     stacks = Stacks(trace, sequence_id, plan.bytes_per_number)
     held = {one.index: one for one in stacks.cache.layers}
     if layer not in held or not 0 <= head < held[layer].num_kv_heads:
@@ -76,7 +76,7 @@ def explain(
             f"heads 0 to {last} can."
         )
         raise UsageError(msg)
-    row = rows.loc[sequence_id]
+    row = rows[sequence_id]
     tokens = trace.table("tokens", sequence_id=sequence_id)
     spans, seed = spans_of(row, tokens), int(row["seed"]) ^ plan.seed
     strips = []

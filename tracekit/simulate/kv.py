@@ -11,6 +11,7 @@ from tracekit import schema
 from tracekit.kv.plan import make_shares, observe
 from tracekit.kv.replay import Family, Setting, replay
 from tracekit.kv.schedule import Spans
+from tracekit.simulate.columns import Stack
 from tracekit.simulate.stacks import Stacks
 from tracekit.simulate.tally import Tally
 
@@ -63,9 +64,16 @@ def replay_sequence(
     for layers, policies, result in replays(stacks, families, spans, seed):
         # A window of text scores again what the window before it has scored: it is cut off.
         scored = result.since(int(sequence["scored_from"]) - 1)
+        stack = Stack(
+            policies,
+            layers,
+            scored,
+            point=result.first_row,
+            needle_T=needle_T,
+            bytes_per_number=bytes_per_number,
+        )
         for n, policy in enumerate(policies):
-            tally = tallies.setdefault(policy.text, Tally(policy, needle_T, bytes_per_number))
-            tally.add(layers, scored, n, result.first_row)
+            tallies.setdefault(policy.text, Tally()).add(stack, n)
     by_text = {policy.text: policy for family in families for policy in family}
     return {
         text: _rows(by_text[text], tally, spans, sequence, stacks.cache)

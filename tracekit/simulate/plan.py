@@ -10,15 +10,29 @@ from typing import TYPE_CHECKING, Any
 from tracekit.errors import UsageError
 from tracekit.kv.amounts import parse_kept
 from tracekit.kv.parse import parse
-from tracekit.kv.policy import Policy
 from tracekit.registry import unknown
 from tracekit.schema import RESULTS_VERSION
+from tracekit.simulate.stacking import parts_of
 from tracekit.vocab.estimator import Estimator, parse_estimator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-KV = ("full", "random", "streaming", "h2o", "snapkv", "knorm")
+    from tracekit.kv.policy import Policy
+
+KV = (
+    "full",
+    "random",
+    "streaming",
+    "h2o",
+    "tova",
+    "snapkv",
+    "adakv",
+    "knorm",
+    "expected",
+    "oracle",
+    "int4",
+)
 """Policies that run when none are named."""
 
 VOCAB = ("oracle", "frequency", "previous", "lowrank")
@@ -55,6 +69,8 @@ class Plan:
         Of random policies and of the bootstrap.
     bytes_per_number
         Bytes of one number of the cache, for the accounting.
+    bandwidths
+        Bytes a second of the fast tier and of the slow one, for the time of transfers.
     """
 
     families: tuple[tuple[Policy, ...], ...]
@@ -64,6 +80,7 @@ class Plan:
     level: str = "local"
     seed: int = 0
     bytes_per_number: int = 2
+    bandwidths: tuple[float, float] | None = None
 
     @property
     def policies(self) -> list[Policy]:
@@ -79,6 +96,7 @@ class Plan:
             "attention": self.attention,
             "level": self.level,
             "kv_bytes": self.bytes_per_number,
+            "bandwidths": None if self.bandwidths is None else list(self.bandwidths),
         }
 
     def key(self, run_id: str, question: str, sequence_id: str, name: str) -> str:
@@ -98,6 +116,7 @@ def make_plan(
     level: str = "local",
     seed: int = 0,
     bytes_per_number: int = 2,
+    bandwidths: tuple[float, float] | None = None,
 ) -> Plan:
     """Return the plan for policies and estimators given as text.
 
@@ -118,6 +137,8 @@ def make_plan(
         Of random policies and of the bootstrap.
     bytes_per_number
         Bytes of one number of the cache, for the accounting.
+    bandwidths
+        Bytes a second of the fast tier and of the slow one; None: no times of transfers.
 
     Raises
     ------
@@ -129,6 +150,9 @@ def make_plan(
     if any(size < 1 for size in sizes) or not 1 <= bytes_per_number <= MOST_BYTES:
         msg = f"candidate-set sizes are at least 1, bytes a number 1 to {MOST_BYTES}."
         raise UsageError(msg)
+    if bandwidths is not None and min(bandwidths) <= 0:
+        msg = f"bandwidths are above 0, unlike {bandwidths}."
+        raise UsageError(msg)
     kv, vocab = ([one] if isinstance(one, str) else one for one in (kv, vocab))
     if attention is None:
         attention = kv is None and vocab is None
@@ -137,7 +161,9 @@ def make_plan(
     families: dict[str, dict[str, Policy]] = {}
     for text in kv or ():
         for policy in _with_kept(parse(text), kept):
-            families.setdefault(policy.family, {})[policy.text] = policy
+            # What is stacked is compared with its parts.
+            for one in (policy, *(parts_of(policy) or ())):
+                families.setdefault(one.family, {})[one.text] = one
     estimators = {one.text: one for one in map(parse_estimator, vocab or ())}
     return Plan(
         families=tuple(tuple(family.values()) for family in families.values()),
@@ -147,6 +173,7 @@ def make_plan(
         level=level,
         seed=seed,
         bytes_per_number=bytes_per_number,
+        bandwidths=bandwidths,
     )
 
 

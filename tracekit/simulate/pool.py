@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekit.errors import UsageError
@@ -15,6 +14,7 @@ from tracekit.trace.reader import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from tracekit.progress import Progress
     from tracekit.simulate.plan import Plan

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tracekit import schema
 from tracekit.errors import TraceError
@@ -19,6 +20,7 @@ from tracekit.simulate.plan import Plan, make_plan
 from tracekit.simulate.pool import run_sequences
 from tracekit.simulate.results import Results
 from tracekit.simulate.shown import choose_sequences, shown_tokens
+from tracekit.simulate.stacking import stacking
 from tracekit.simulate.summary import summarise
 from tracekit.trace.reader import Trace
 from tracekit.trace.validate import require_whole
@@ -120,11 +122,15 @@ def _collect(trace: Trace, results: Results, plan: Plan, done: list[Done]) -> No
     for name, table in tables.items():
         keys = [key for one in done for key in one.keys.get(name, [])]
         rows[name] = results.cells.read(keys, table)
+    rows["kv"] = _with_transfers(rows["kv"], plan.bandwidths)
+    for name, table in tables.items():
         results.write_table(table, rows[name])
     kv = _plain(rows["kv"])
     summary = summarise(kv, _plain(rows["vocab"]), seed=plan.seed)
     recommended = recommend(_plain(rows["attention"]), seed=plan.seed)
+    stacked = stacking(kv, seed=plan.seed)
     for table, columns in (
+        (schema.STACKING, stacked),
         (schema.SUMMARY, summary),
         (schema.RECOMMENDED, recommended),
     ):
@@ -145,6 +151,16 @@ def _collect(trace: Trace, results: Results, plan: Plan, done: list[Done]) -> No
     )
     columns = {name: [row[name] for row in timings] for name in timings[0]}
     results.write_table(schema.TIMINGS, schema.TIMINGS.build(len(timings), columns))
+
+
+def _with_transfers(rows: pa.Table, bandwidths: tuple[float, float] | None) -> pa.Table:
+    """Return KV results with the time of a step's transfers, one after the other."""
+    if bandwidths is None:
+        return rows
+    fast, slow = bandwidths
+    time_s = pc.add(pc.divide(rows["read_bytes"], fast), pc.divide(rows["fetched_bytes"], slow))
+    place = rows.schema.get_field_index("transfer_s")
+    return rows.set_column(place, rows.schema.field(place), time_s)
 
 
 def _plain(rows: pa.Table) -> pd.DataFrame:

@@ -143,7 +143,7 @@ def _stacks(cells: pd.DataFrame) -> Iterator[_Stack]:
     }
     nothing = cells.iloc[:0].set_index("sequence_id")
     for text, found in by_text.items():
-        parts = parts_of(parse(text))
+        parts = parts_of(parse(text)) if "+" in text else None
         if parts is None:
             continue
         texts = (text, parts.eviction.text, parts.transform.text)

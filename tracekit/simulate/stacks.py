@@ -66,7 +66,10 @@ class Stacks:
         weights = [to_torch(one[0].data, one[0].dtype) for one in projections if one is not None]
         rope = layers[0].rope
         return Reference(
-            **{name: torch.stack([block[kind] for block in blocks]) for kind, name in _NAMES.items()},
+            **{
+                name: torch.stack([block[kind] for block in blocks])
+                for kind, name in _NAMES.items()
+            },
             layer=layers[0],
             rope=None if rope is None else self._trace.spec.ropes[rope],
             projection_LEX=torch.stack(weights) if len(weights) == len(layers) else None,

@@ -25,9 +25,15 @@ KV_MEASURES = (
     "needle_kept",
     "erased_frac",
     "read_frac",
+    "hit_frac",
+    "read_bytes",
+    "fetched_bytes",
+    "transfer_s",
+    "state_bytes",
     "kept_frac",
     "kept_end_frac",
     "peak_frac",
+    "padded_frac",
     "kv_bytes",
     "full_kv_bytes",
 )
@@ -107,16 +113,12 @@ class _Cells:
         )
         self._values = {name: frame[name].to_numpy(dtype=np.float64) for name in names}
 
-    def parts(
-        self, counted: np.ndarray
-    ) -> Iterator[tuple[dict[str, np.ndarray], dict[str, Any]]]:
+    def parts(self, counted: np.ndarray) -> Iterator[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Yield all sequences, then those of each domain, then those of each length bucket."""
         everything = np.ones(len(counted), dtype=bool)
         selections = [(schema.ANY, schema.ANY, everything)]
-        for domain in sorted(set(self._domain)):
-            selections.append((str(domain), schema.ANY, self._domain == domain))
-        for bucket in sorted(set(self._bucket)):
-            selections.append((schema.ANY, str(bucket), self._bucket == bucket))
+        selections += [(one, schema.ANY, self._domain == one) for one in sorted(set(self._domain))]
+        selections += [(schema.ANY, one, self._bucket == one) for one in sorted(set(self._bucket))]
         for domain, bucket, chosen in selections:
             kept = chosen & counted
             if kept.any():

@@ -87,11 +87,11 @@ class Worker:
         sizes = ",".join(map(str, plan.sizes))
         self._estimators = {f"{one.text}: {sizes}": one for one in plan.estimators}
         self._vocab: VocabReplay | None = None
-        self._rows = trace.sequences.set_index("sequence_id", drop=False)
+        self._rows = {str(row["sequence_id"]): row for _, row in trace.sequences.iterrows()}
 
     def sequence(self, sequence_id: str) -> Done:
         """Compute the cells of one sequence that are not there."""
-        done, row = Done(), self._rows.loc[sequence_id]
+        done, row = Done(), self._rows[sequence_id]
         names = {
             "kv": list(self._families),
             "vocab": list(self._estimators),
@@ -101,9 +101,7 @@ class Worker:
             self._question(question, row, names[question], done)
         return done
 
-    def _question(
-        self, question: str, row: pd.Series[Any], names: list[str], done: Done
-    ) -> None:
+    def _question(self, question: str, row: pd.Series[Any], names: list[str], done: Done) -> None:
         """Answer one question: compute missing cells, note skips and failures."""
         sequence_id, run_id = str(row["sequence_id"]), self._trace.manifest["run_id"]
         keys = {name: self._plan.key(run_id, question, sequence_id, name) for name in names}

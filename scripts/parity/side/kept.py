@@ -71,9 +71,9 @@ class Watch:
         score_of = scorer.score
 
         def remembering(*args, **named):
-            # The tensor itself: AdaKV writes its safeguard into it.
-            seen.append(score_of(*args, **named))
-            return seen[-1]
+            score = score_of(*args, **named)
+            seen.append(score.clone())  # AdaKV writes its safeguard into the tensor itself
+            return score
 
         scorer.score = remembering
         module.masked_key_indices = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests import oracles
 
 SEED = 7
@@ -22,9 +24,17 @@ TEXTS = [
     "snapkv:window=2,kernel=3,pool=max,order=group_pool,reduce=max",
     "snapkv:window=5,kernel=3,pool=max,recent=2,every=4",
     "snapkv:window=4,kernel=1,reduce=max,recent=0,sinks=3",
+    "finch:positions=original,window=4",
     "knorm",
     "knorm:every=2,recent=2",
 ]
+
+
+def _window(scorer: Any) -> oracles.SlowScore:
+    return oracles.window_scores(
+        scorer.window, scorer.kernel, scorer.pool, scorer.reduce, scorer.order
+    )
+
 
 TWINS = {
     "full": lambda scorer: oracles.zero_scores,
@@ -33,8 +43,7 @@ TWINS = {
     "window": lambda scorer: oracles.recency_scores,
     "h2o": lambda scorer: oracles.received_scores(scorer.reduce),
     "knorm": lambda scorer: oracles.key_norm_scores,
-    "snapkv": lambda scorer: oracles.window_scores(
-        scorer.window, scorer.kernel, scorer.pool, scorer.reduce, scorer.order
-    ),
+    "snapkv": _window,
+    "finch": _window,
 }
 """By preset: from the policy's scorer to the slow score of (cache, KV head)."""

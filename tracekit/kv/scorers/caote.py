@@ -24,9 +24,9 @@ ROUNDING = 1e-6
 class Caote(Scorer):
     """Score = how far the output of the newest rows moves if this key alone is evicted.
 
-    Serves ``caote`` (CAOTE, Goel et al. 2025, arXiv:2504.14051): for attention a, output
-    o and value v that is a / (1 - a) ||o - v||, the mean over the last ``window`` rows and the
-    query heads of the group, as each of them attends to what is held now. On top of TOVA: decided at
+    Serves ``caote`` (CAOTE, Goel et al. 2025, arXiv:2504.14051): for attention a, output o and
+    value v that is a / (1 - a) ||o - v||, the mean over the last ``window`` rows and the query
+    heads of the group, as each of them attends to what is held now. On top of TOVA: decided at
     every step from the newest row; ``at=prompt`` decides once. Keys of the window stay, since the
     rows before them do not see them.
 
@@ -44,7 +44,6 @@ class Caote(Scorer):
     window: int = 1
 
     presets: ClassVar = (Preset(name="caote", recent="window", schedule=EVERY_STEP),)
-    uses_values: ClassVar = True
 
     def __post_init__(self) -> None:
         if self.window < 1:

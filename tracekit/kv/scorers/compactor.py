@@ -53,7 +53,6 @@ class Compactor(Scorer):
     ridge: float = 0.01
 
     presets: ClassVar = (Preset(name="compactor", sinks=8, recent="newest"),)
-    uses_values: ClassVar = True
 
     def __post_init__(self) -> None:
         if self.newest < 0:

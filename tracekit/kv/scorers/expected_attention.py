@@ -47,7 +47,6 @@ class ExpectedAttention(Scorer):
     epsilon: float = 0.0
 
     presets: ClassVar = (Preset(name="expected", sinks=4),)
-    uses_values: ClassVar = True
 
     def __post_init__(self) -> None:
         if self.future < 1 or self.epsilon < 0:

@@ -38,7 +38,6 @@ class FutureError(Scorer):
 
     presets: ClassVar = (Preset(name="oracle_error"),)
     causal: ClassVar = False
-    uses_values: ClassVar = True
 
     @property
     def needs(self) -> Needs:

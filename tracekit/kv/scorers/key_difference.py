@@ -22,10 +22,10 @@ CANCELLED = 1e-6
 class KeyDifference(Scorer):
     """Score = minus the cosine of the key and the mean direction of all held keys.
 
-    Serves ``keydiff`` (KeyDiff, Park et al. 2025, arXiv:2504.15364). Post-RoPE keys of
-    one KV head; the mean is that of the unit vectors, and its length does not matter. Where unit
-    vectors cancel, all keys score 0. Cosines are rounded to 7 decimals, so that equal ones are
-    equal in whichever order they were summed. Difference: the original decides block by block
+    Serves ``keydiff`` (KeyDiff, Park et al. 2025, arXiv:2504.15364). Post-RoPE keys of one KV head;
+    the mean is that of the unit vectors, and its length does not matter. Where unit vectors cancel,
+    all keys score 0. Cosines are rounded to 7 decimals, so that equal ones are equal in whichever
+    order they were summed. Difference: the original decides block by block
     while it reads the prompt; here and in kvpress it is once, after the prompt.
     """
 

@@ -43,7 +43,6 @@ class Lag(Scorer):
     lag: int = 128
 
     presets: ClassVar = (Preset(name="lagkv", sinks=4),)
-    uses_values: ClassVar = True
 
     def __post_init__(self) -> None:
         if self.lag < 1:

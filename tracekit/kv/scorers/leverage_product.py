@@ -34,7 +34,6 @@ class LeverageProduct(Scorer):
     window: int = 16
 
     presets: ClassVar = (Preset(name="cur", sinks=4),)
-    uses_values: ClassVar = True
 
     def __post_init__(self) -> None:
         if self.window < 1:

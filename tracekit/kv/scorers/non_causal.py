@@ -26,9 +26,9 @@ class NonCausal(Scorer):
 
     Serves ``noncausal`` (Compactor, Chari and Van Durme 2025, arXiv:2507.08143, its second half).
     Held keys and the queries of the same tokens, post-RoPE, are cut into chunks in cache order;
-    in a chunk every query attends to every key. A key's score is the sum over queries, the mean over
-    the group, times the norm, averaged over 3 neighbours in the cache with zeros at the ends. As in
-    kvpress the softmax is that of q k, without scale, soft-cap or sink logits.
+    in a chunk every query attends to every key. A key's score is the sum over queries, the mean
+    over the group, times the norm, averaged over 3 neighbours in the cache with zeros at the ends.
+    As in kvpress the softmax is that of q k, without scale, soft-cap or sink logits.
 
     Differences from kvpress: the last chunk may be shorter and is attention among its own tokens,
     where kvpress fills it up with zeros that take part; no z-score over heads, which changes no
@@ -44,7 +44,6 @@ class NonCausal(Scorer):
     chunk: int = 256
 
     presets: ClassVar = (Preset(name="noncausal"),)
-    uses_values: ClassVar = True
 
     def __post_init__(self) -> None:
         if self.chunk < 1:

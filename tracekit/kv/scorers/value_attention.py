@@ -33,7 +33,6 @@ class ValueAttention(Scorer):
     reduce: Reduce = "mean"
 
     presets: ClassVar = (Preset(name="vatp", sinks=20, recent="0.5", schedule=EVERY_STEP),)
-    uses_values: ClassVar = True
 
     @property
     def needs(self) -> Needs:

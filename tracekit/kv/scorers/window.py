@@ -25,6 +25,10 @@ class WindowAttention(Scorer):
     which pads with zeros, and stay before all others. Neighbours are neighbours in the cache:
     after an eviction they need not be adjacent in the text.
 
+    Serves ``finch`` (Corallo and Papotti 2024, TACL 12, section 3) too: no pooling, and kept keys
+    turned to their place in the cache. Its window is the question, which ``window`` stands for; the
+    prompt is not read chunk by chunk, and there is no factor for rows of weight 0.
+
     Differences: the original pools and selects for each query head, which holds H / G times the
     cache; kvpress pools each query head and then takes the mean over the group (``order=pool_group``,
     the default); AdaKV and KVCache-Factory reduce first (``order=group_pool``). With average
@@ -52,7 +56,10 @@ class WindowAttention(Scorer):
     reduce: Literal["mean", "max"] = "mean"
     order: Literal["pool_group", "group_pool"] = "pool_group"
 
-    presets: ClassVar = (Preset(name="snapkv", recent="window"),)
+    presets: ClassVar = (
+        Preset(name="snapkv", recent="window"),
+        Preset(name="finch", recent="window", items=(("kernel", "1"), ("positions", "cache"))),
+    )
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.kernel < 1 or self.kernel % 2 == 0:

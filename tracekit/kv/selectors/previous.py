@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Previous(Selector):
     """Reads the entries with the largest exact attention of the query before, and the row's own.
 
-    After FreeKV (Liu et al. 2025, arXiv:2505.13109): queries of neighbouring rows are alike, so what
-    is to be read can be found, and fetched, while the row before is still computed.
+    After FreeKV (Liu et al. 2025, arXiv:2505.13109): queries of neighbouring rows are alike, so
+    what is to be read can be found, and fetched, while the row before is still computed.
 
     Differences: entries one by one where the original recalls pages, and no correction of heads
     whose query has moved far.

@@ -23,7 +23,8 @@ class Quest(Selector):
 
     Tang et al. 2024 (arXiv:2406.10774, section 3.3): score of a page = the sum over channels d of
     max(q_d min_d, q_d max_d), with the least and the largest key of the page in each channel, taken
-    when the page is full. The open page, which has the row's own entry, is always read.
+    when the page is full and not narrowed while its first entries leave a layer's window. The open
+    page, which has the row's own entry, is always read: no bound of it is needed.
 
     Differences: one set for each KV head, the scores reduced over its query heads, where the
     original reads another set for each query head. The budget counts entries of the open page one
