@@ -66,7 +66,8 @@ def test_record_simulate_report_and_validate_work_one_after_the_other(
     assert json.loads(run("record", *common, "--json").stdout)["num_new"] == 0
     run("validate", trace)
     done = json.loads(run("simulate", trace, "-o", results, "--sizes", "8,32", "--json").stdout)
-    assert done["num_computed"] == 50  # 5 sequences, 6 policies and 4 estimators
+    # 5 sequences; 11 policies, 4 estimators, attention.
+    assert done["num_computed"] == 5 * (11 + 4 + 1)
     assert not done["failed"]
     again = json.loads(run("simulate", trace, "-o", results, "--sizes", "8,32", "--json").stdout)
     assert (again["num_computed"], again["num_found"]) == (0, done["num_computed"])
@@ -108,6 +109,12 @@ def test_settings_that_differ_are_named(
         (["simulate", "TRACE", "-o", "OUT", "--kv", "h20"], 2, "did you mean 'h2o'"),
         (["simulate", "TRACE", "-o", "OUT", "--kv", "h2o:kept=0"], 2, "kept"),
         (["simulate", "TRACE", "-o", "OUT", "--vocab", "frequncy"], 2, "did you mean 'frequency'"),
+        (["simulate", "TRACE", "-o", "OUT", "--kv", "h2o:kept=0.5+imt4"], 2, "mean 'int4'"),
+        (["simulate", "TRACE", "-o", "OUT", "--kv", "h2o", "--kept", "1.5"], 2, "(0, 1]"),
+        (["simulate", "TRACE", "-o", "OUT", "--kv", "quest", "--bandwidths", "2"], 2, "2000,25"),
+        (["simulate", "TRACE", "-o", "OUT", "--kv", "h2o", "--jobs", "0"], 2, "jobs=0"),
+        (["simulate", "TRACE", "--kv", "h2o"], 2, "say where the results go"),
+        (["simulate", "TRACE", "--explain", "plain#0"], 2, "SEQUENCE,LAYER,HEAD"),
         (["simulate", "TRACE", "-o", "OUT", "--sizes", "many"], 2, "--sizes takes numbers"),
         (["simulate", "TRACE", "-o", "OUT", "--level", "propagate"], 2, "unknown level"),
         (["report", "FOREIGN", "-o", "OUT.html"], 3, "FOREIGN"),
@@ -252,8 +259,12 @@ def test_every_command_and_flag_is_known() -> None:
                 "--vocab",
                 "--kept",
                 "--sizes",
+                "--attention",
+                "--explain",
                 "--level",
                 "--kv-bytes",
+                "--bandwidths",
+                "--jobs",
                 "--seed",
                 "--progress",
                 "--json",

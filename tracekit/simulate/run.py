@@ -21,6 +21,7 @@ from tracekit.simulate.pool import run_sequences
 from tracekit.simulate.results import Results
 from tracekit.simulate.shown import choose_sequences, shown_tokens
 from tracekit.simulate.stacking import stacking
+from tracekit.simulate.stacks import why_no_layer
 from tracekit.simulate.summary import summarise
 from tracekit.trace.reader import Trace
 from tracekit.trace.validate import require_whole
@@ -181,10 +182,9 @@ def _check_capture(trace: Trace, plan: Plan) -> None:
             f"{trace.capture}, record it with --capture qkv, or name --vocab alone."
         )
         raise TraceError(msg)
-    refusals = [one.refusal for one in trace.spec.layers if one.refusal]
-    if plan.families and not any(one.holds_keys and not one.refusal for one in trace.spec.layers):
-        why = refusals[0] if refusals else "it holds no keys"
-        msg = f"no layer of {trace.spec.name} can be replayed ({why}); name --vocab alone."
+    why = why_no_layer(trace)
+    if plan.families and not plan.estimators and why is not None:
+        msg = f"{why}: {trace.spec.name} has nothing for --kv, name --vocab instead."
         raise TraceError(msg)
     if plan.estimators and trace.capture == "steps":
         msg = (

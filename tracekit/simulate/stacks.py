@@ -39,11 +39,7 @@ class Stacks:
     def __init__(self, trace: Trace, sequence_id: str, bytes_per_number: int) -> None:
         self._trace, self._sequence_id = trace, sequence_id
         stored = set(trace.stored_layers(sequence_id))
-        layers = [
-            one
-            for one in trace.spec.layers
-            if one.index in stored and one.holds_keys and not one.refusal
-        ]
+        layers = [one for one in trace.spec.layers if one.index in stored and _can(one)]
         self.cache = Cache(tuple(layers), bytes_per_number)
         self._last: tuple[list[LayerSpec], Reference] | None = None
 
@@ -78,6 +74,19 @@ class Stacks:
     def _blocks(self, layer: LayerSpec) -> dict[str, torch.Tensor]:
         blocks = self._trace.attention_inputs(self._sequence_id, layer.index)
         return {kind: to_torch(block.data, block.dtype) for kind, block in blocks.items()}
+
+
+def why_no_layer(trace: Trace) -> str | None:
+    """Return why no layer of a trace's model can be replayed; None if some can."""
+    layers = trace.spec.layers
+    if any(_can(one) for one in layers):
+        return None
+    refusals = [one.refusal for one in layers if one.refusal]
+    return f"no layer can be replayed ({refusals[0] if refusals else 'none holds keys'})"
+
+
+def _can(layer: LayerSpec) -> bool:
+    return layer.holds_keys and not layer.refusal
 
 
 def _shape(layer: LayerSpec) -> tuple[Any, ...]:

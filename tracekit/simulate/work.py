@@ -11,6 +11,7 @@ import pyarrow as pa
 from tracekit.errors import TracekitError
 from tracekit.simulate.attention import attention_rows
 from tracekit.simulate.kv import replay_sequence
+from tracekit.simulate.stacks import why_no_layer
 from tracekit.simulate.vocab import VocabReplay
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class Worker:
         sizes = ",".join(map(str, plan.sizes))
         self._estimators = {f"{one.text}: {sizes}": one for one in plan.estimators}
         self._vocab: VocabReplay | None = None
+        none = why_no_layer(trace)
+        self._why = _WHY if none is None else _WHY | {"kv": none, "attention": none}
         self._rows = {str(row["sequence_id"]): row for _, row in trace.sequences.iterrows()}
 
     def sequence(self, sequence_id: str) -> Done:
@@ -125,7 +128,7 @@ class Worker:
             {"cell": f"{_short(name)} on {sequence_id}", "why": why} for name, why in failed.items()
         ]
         done.skipped += [
-            {"what": _short(name), "sequence_id": sequence_id, "why": _WHY[question]}
+            {"what": _short(name), "sequence_id": sequence_id, "why": self._why[question]}
             for name in missing
             if name not in made and name not in failed
         ]
