@@ -17,8 +17,9 @@ import torch
 from hypothesis import strategies as st
 
 from tests import oracles, oracles_budgets
+from tracekit.kv.allotment import Allotment
 from tracekit.kv.amounts import parse_kept
-from tracekit.kv.budget import HEAD_BUDGETS, LAYER_BUDGETS, Allotment, Cache
+from tracekit.kv.budget import HEAD_BUDGETS, LAYER_BUDGETS, Cache
 from tracekit.kv.engine import NEVER, Engine
 from tracekit.kv.parse import parse
 from tracekit.kv.plan import make_shares, observe

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import oracles_budgets
+from tracekit.kv.allotment import Allotment, share_out
 from tracekit.kv.amounts import parse_kept
-from tracekit.kv.budget import Allotment, Cache, share_out
+from tracekit.kv.budget import Cache
 from tracekit.kv.fill import fill, whole
 from tracekit.spec import LayerSpec
 

@@ -23,7 +23,8 @@ from tests.kv.cases import (
 )
 from tests.kv.twins.budgets import TEXTS
 from tracekit.errors import InputError, UsageError
-from tracekit.kv.budget import HEAD_BUDGETS, LAYER_BUDGETS, Cache, share_out
+from tracekit.kv.allotment import share_out
+from tracekit.kv.budget import HEAD_BUDGETS, LAYER_BUDGETS, Cache
 from tracekit.kv.engine import NEVER
 from tracekit.kv.parse import parse
 from tracekit.kv.plan import make_shares, observe

@@ -15,7 +15,7 @@ from tests import oracles_transforms as stored
 from tests.kv.cases import cases, make_case, run_family
 from tests.kv.test_storage import KEPT, assert_like_slow, make_slow, run, with_kept
 from tracekit.errors import UsageError
-from tracekit.kv.budget import Allotment
+from tracekit.kv.allotment import Allotment
 from tracekit.kv.parse import parse
 from tracekit.measure.rope import rotate
 from tracekit.spec import RopeSpec

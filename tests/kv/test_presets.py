@@ -129,3 +129,11 @@ def test_a_scorer_serves_a_preset_and_says_in_a_sentence_what_it_does(name):
     assert scorer.presets
     assert (scorer.__doc__ or "").split("\n\n")[0].endswith(".")
     assert scorer().state_bytes(4) >= 0
+
+
+def test_presets_that_share_a_scorer_each_say_what_is_their_own():
+    entries = [PRESETS.get(name) for name in NAMES]
+    said = [entry.preset.what or (entry.scorer.__doc__ or "").split("\n\n")[0] for entry in entries]
+    assert len(set(said)) == len(said)
+    for entry in entries:
+        assert not entry.preset.what.endswith(".")

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tracekit.errors import UsageError
+from tracekit.kv.anchors import parse_anchor
 from tracekit.kv.parse import parse
-from tracekit.kv.schedule import Every, Once, Spans, parse_anchor
+from tracekit.kv.schedule import Every, Once, Spans
 
 CHAT = Spans(num_tokens=100, context_end=40, prompt_end=60, turn_ends=(60, 100))
 PLAIN = Spans(num_tokens=101)

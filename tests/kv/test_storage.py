@@ -16,7 +16,7 @@ from tests import oracles
 from tests import oracles_transforms as stored
 from tests.kv.cases import SEED, TWINS, cases, family, make_case, make_engine, run_family
 from tracekit.errors import UsageError
-from tracekit.kv.budget import Allotment
+from tracekit.kv.allotment import Allotment
 from tracekit.kv.parse import parse
 from tracekit.kv.replay import Family, replay
 from tracekit.kv.transforms.float8 import Float8

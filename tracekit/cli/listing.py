@@ -24,9 +24,11 @@ def list_(
     from tracekit.vocab.estimator import ESTIMATORS
 
     policies = [
-        {"name": name, "text": parse(name).text, "what": _summary(type(parse(name).scorer))}
+        {"name": name, "text": parse(name).text, "what": PRESETS.get(name).preset.what}
         for name in PRESETS.names()
     ]
+    for row in policies:
+        row["what"] = row["what"] or _summary(PRESETS.get(row["name"]).scorer)
     estimators = [
         {"name": name, "text": ESTIMATORS.get(name)().text, "what": _summary(ESTIMATORS.get(name))}
         for name in ESTIMATORS.names()

@@ -12,6 +12,8 @@ from typing import ClassVar, Literal
 
 import torch
 
+from tracekit.kv.attend import to_heads
+
 Reduce = Literal["mean", "max", "sum"]
 """How numbers of the query heads that share a KV head become one."""
 
@@ -85,7 +87,7 @@ class ReceivedByHead(Accumulator):
     ) -> torch.Tensor:
         """Add the rows' attention."""
         del first_row
-        return state_NLXK.add_(weights_LGNMQK.sum(4).permute(2, 0, 1, 3, 4).flatten(2, 3))
+        return state_NLXK.add_(to_heads(weights_LGNMQK.sum(4)))
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,20 @@ ROUNDING = 1e-6
 
 
 def is_read(weights_LGNMQK: torch.Tensor, first_row: int) -> torch.Tensor:
-    """Return bool [L, G, N, Q, K]: more attention than an even share in at least one query head."""
+    """Return what is read: more attention than an even share in at least one query head.
+
+    Parameters
+    ----------
+    weights_LGNMQK
+        Attention weights of Q rows.
+    first_row
+        Position of the first of them: the row at t may see t + 1 keys.
+
+    Returns
+    -------
+    Tensor
+        bool [L, G, N, Q, K].
+    """
     num_rows = weights_LGNMQK.shape[4]
     seen_Q1 = first_row + 1 + torch.arange(num_rows, device=weights_LGNMQK.device)[:, None]
     return weights_LGNMQK.amax(3) * seen_Q1 > 1 + ROUNDING

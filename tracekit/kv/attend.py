@@ -57,20 +57,41 @@ def seen_weights(
 
 
 def seen_outputs(weights_LGNMQK: torch.Tensor, value_LGKD: torch.Tensor) -> torch.Tensor:
-    """Return attention outputs [N, L, H, Q, D] of the weights of ``seen_weights``."""
+    """Return attention outputs.
+
+    Parameters
+    ----------
+    weights_LGNMQK
+        What ``seen_weights`` gives.
+    value_LGKD
+        Values, float32 or float64.
+
+    Returns
+    -------
+    Tensor
+        [N, L, H, Q, D], of the values' type.
+    """
     shape = weights_LGNMQK.shape
     flat = weights_LGNMQK.reshape(shape[0], -1, *shape[4:])
     output = outputs_HQD(flat, value_LGKD)
     return to_heads(output.reshape(*shape[:5], -1))
 
 
-def to_heads(array_LGNMQK: torch.Tensor) -> torch.Tensor:
+def to_heads(array_LGNMX: torch.Tensor) -> torch.Tensor:
     """Return [L, G, N, M, ...] as [N, L, H, ...]."""
-    return array_LGNMQK.permute(2, 0, 1, 3, 4, 5).flatten(2, 3)
+    return array_LGNMX.movedim(2, 0).flatten(2, 3)
 
 
 def row_blocks(start: int, end: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, last + 1) of blocks of rows of at most ``BLOCK_BYTES``, at least one row."""
+    """Yield (first, last + 1) of blocks of rows of at most ``BLOCK_BYTES``, at least one row.
+
+    Parameters
+    ----------
+    start, end
+        First row, and last + 1.
+    row_bytes
+        Bytes that a row takes, above 0.
+    """
     size = max(1, BLOCK_BYTES // row_bytes)
     for first in range(start, end, size):
         yield first, min(first + size, end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import pad
 
 from tracekit.errors import UsageError
 from tracekit.kv.pages import Binder
@@ -84,7 +85,7 @@ class Chooser:
         key_LGKD, end = key_LGKD[..., :num_keys, :], first_row + num_rows
         before_LHQD = query_LHTD[..., max(0, first_row - 1) : end - 1, :]
         if first_row == 0:
-            before_LHQD = torch.nn.functional.pad(before_LHQD, (0, 0, 1, 0))
+            before_LHQD = pad(before_LHQD, (0, 0, 1, 0))
         choice = Choice(
             layer=self._layer,
             query_LHQD=query_LHTD[..., first_row:end, :],

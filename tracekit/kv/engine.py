@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import pad
 
-from tracekit.errors import InputError, UsageError
-from tracekit.kv.attend import row_blocks, seen_outputs, seen_weights
-from tracekit.kv.choose import Chooser
-from tracekit.kv.rows import Rows
+from tracekit.errors import UsageError
+from tracekit.kv.attend import seen_outputs
+from tracekit.kv.reader import Outcome, Reader
+from tracekit.kv.refusals import refuse_nan, refuse_unlike
 from tracekit.kv.select import select
-from tracekit.kv.storage import Storage
-from tracekit.kv.tier import FastTier
+from tracekit.kv.totals import Totals
 from tracekit.kv.view import Future, View
-from tracekit.measure.attention import as_wide, logits_HQK, visible_QK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tracekit.kv.accumulate import Accumulator
-    from tracekit.kv.budget import Allotment
+    from tracekit.kv.allotment import Allotment
     from tracekit.kv.policy import Policy
     from tracekit.kv.scorer import Needs
     from tracekit.spec import LayerSpec, RopeSpec
 
 NEVER = torch.iinfo(torch.int32).max
 """In ``evicted_at``: still there."""
-
-
-class Outcome(NamedTuple):
-    """Some rows after they were read.
-
-    Parameters
-    ----------
-    weights_LGNMQK
-        Attention over the keys up to the last of these rows.
-    seen_NLGQK
-        Entries that each row read.
-    fetched_NLGQ
-        Entries of these that came from the slow tier; 0 without a tier.
-    """
-
-    weights_LGNMQK: torch.Tensor
-    seen_NLGQK: torch.Tensor
-    fetched_NLGQ: torch.Tensor
 
 
 class Engine:
@@ -91,7 +71,7 @@ class Engine:
         template_T: torch.Tensor | None = None,
         future: Future | None = None,
     ) -> None:
-        _check(policies)
+        refuse_unlike(policies)
         self._num_sets = len(policies)
         self.policy = policies[0]
         self._needs = self.policy.scorer.needs
@@ -102,11 +82,8 @@ class Engine:
         self._rope = rope
         self._template_T = template_T
         self._future = future
-        self._query = Rows()
-        self._storage = Storage(self.policy, rope)
-        self._chooser = Chooser(policies, layer)
-        self._fast_tier = None if self.policy.tier is None else FastTier(self.policy.tier)
-        self._accumulated: dict[Accumulator, torch.Tensor] = {}
+        self._reader = Reader(policies, layer, rope)
+        self._totals = Totals(self._needs.accumulated, layer)
         self.evicted_at_NLGK = torch.zeros(
             (1, len(layers), layer.num_kv_heads, 0), dtype=torch.int32
         )
@@ -130,12 +107,12 @@ class Engine:
     @property
     def closed_LGK(self) -> torch.Tensor:
         """Keys that are stored transformed, bool; all False without a transform."""
-        return self._storage.closed_LGK
+        return self._reader.storage.closed_LGK
 
     @property
     def room(self) -> int:
         """Rows that may be read before entries close; a read of more is refused."""
-        return self._storage.room(self.held_NLGK)
+        return self._reader.storage.room(self.held_NLGK)
 
     def absorb(
         self,
@@ -155,14 +132,14 @@ class Engine:
         """
         self._append(query_LHQD, key_LGQD, value_LGQD)
         if accumulated is not None:
-            self._accumulated |= accumulated
-        elif self._needs.accumulated:
-            for _ in self._attended(query_LHQD):
+            self._totals.replace(accumulated)
+        elif not self._totals.is_empty:
+            for _ in self._attended(query_LHQD.shape[-2]):
                 pass  # the weights themselves are of no use, what they add up to is taken
 
     def accumulated(self) -> dict[Accumulator, torch.Tensor]:
         """Return what the accumulators have so far, [N, L, H or G, K]."""
-        return dict(self._accumulated)
+        return self._totals.states
 
     def read(
         self, query_LHQD: torch.Tensor, key_LGQD: torch.Tensor, value_LGQD: torch.Tensor
@@ -180,12 +157,12 @@ class Engine:
             Outputs [N, L, H, Q, D], float32 or float64, and how they came about.
         """
         self._append(query_LHQD, key_LGQD, value_LGQD)
-        for outcome in self._attended(query_LHQD):
-            end = outcome.weights_LGNMQK.shape[-1]
-            value_LGKD = self._storage.value_LGKD[..., :end, :]
+        storage = self._reader.storage
+        for outcome in self._attended(query_LHQD.shape[-2]):
+            value_LGKD = storage.value_LGKD[..., : outcome.rows.stop, :]
             yield seen_outputs(outcome.weights_LGNMQK, value_LGKD), outcome
         if self.num_decisions:
-            self._storage.close(self.held_NLGK)
+            storage.close(self.held_NLGK)
 
     def score(self) -> torch.Tensor:
         """Return the scores of all keys as they are now, [N, L, G, K]; axes may be 1.
@@ -210,11 +187,11 @@ class Engine:
         UsageError
             If keys are to stand at their place in the cache and heads hold unequal numbers.
         """
-        num_sets, device = self._num_sets, self.evicted_at_NLGK.device
+        device = self.evicted_at_NLGK.device
         score_NLGK = self.score() if score_NLGK is None else score_NLGK
         held_NLGK = self.held_NLGK
-        self._refuse_nan(score_NLGK, held_NLGK)
-        held_NLGK = held_NLGK.expand(num_sets, -1, -1, -1)
+        refuse_nan(score_NLGK, held_NLGK, self._layers, self.policy)
+        held_NLGK = held_NLGK.expand(self._num_sets, -1, -1, -1)
         budget_NLG = self._allotment.entries(self.num_tokens, self._layers).to(device)
         kept_NLGK, clipped_NLG = select(
             score_NLGK,
@@ -226,36 +203,39 @@ class Engine:
         )
         evicted_NLGK = held_NLGK & ~kept_NLGK
         self.evicted_at_NLGK = torch.where(evicted_NLGK, self.num_tokens, self.evicted_at_NLGK)
-        self._accumulated = {
-            one: state.expand(num_sets, -1, -1, -1).contiguous()
-            for one, state in self._accumulated.items()
-        }
+        self._totals.spread(self._num_sets)
         self.is_clipped_N |= clipped_NLG.flatten(1).any(1).cpu()
         over_NLG = budget_NLG > self.layer.entries(self.num_tokens)
         self.is_clamped_N |= over_NLG.flatten(1).any(1).cpu()
-        if not self.num_decisions:
-            self._storage.fit(self.view(self._storage.needs))
-        self._chooser.decided(self.view(self._chooser.needs))
-        self._storage.turn(self.evicted_at_NLGK != NEVER)
-        self._storage.close(self.held_NLGK)
-        self.num_decisions += 1
+        self._settle()
         return evicted_NLGK.sum(-1)
+
+    def _settle(self) -> None:
+        """Let what stores and chooses entries take notice of a decision."""
+        storage, chooser = self._reader.storage, self._reader.chooser
+        if not self.num_decisions:
+            storage.fit(self.view(storage.needs))
+        chooser.decided(self.view(chooser.needs))
+        storage.turn(self.evicted_at_NLGK != NEVER)
+        storage.close(self.held_NLGK)
+        self.num_decisions += 1
 
     def view(self, needs: Needs) -> View:
         """Return the state as a rule that declared ``needs`` may see it, and nothing else."""
-        last = needs.last_queries
+        last, query_LHTD = needs.last_queries, self._reader.query_LHTD
+        storage = self._reader.storage
         return View(
             layer=self.layer,
             layers=self._layers,
             seed=self._seed,
             held_NLGK=self.held_NLGK,
             num_decisions=self.num_decisions,
-            stored=self._storage.key_LGKD,
-            keys=self._storage.unturned_key_LGKD if needs.keys else None,
-            values=self._storage.value_LGKD if needs.values else None,
-            queries=self._query.all if needs.queries else None,
-            last_queries=self._query.all[..., -last:, :] if last else None,
-            accumulated=self._accumulated,
+            stored=storage.key_LGKD,
+            keys=storage.unturned_key_LGKD if needs.keys else None,
+            values=storage.value_LGKD if needs.values else None,
+            queries=query_LHTD if needs.queries else None,
+            last_queries=query_LHTD[..., -last:, :] if last else None,
+            accumulated=self._totals.states,
             rope=self._rope,
             future=self._future if needs.future else None,
         )
@@ -265,44 +245,16 @@ class Engine:
         if self.num_decisions and num_new > self.room:
             msg = f"{num_new} rows are more than the {self.room} before entries close."
             raise UsageError(msg)
-        self._query.append(as_wide(query))
-        self._storage.append(as_wide(key), as_wide(value))
+        self._reader.append(query, key, value)
         self.evicted_at_NLGK = pad(self.evicted_at_NLGK.to(key.device), (0, num_new), value=NEVER)
-        grown = {one: pad(state, (0, num_new)) for one, state in self._accumulated.items()}
-        for one in self._needs.accumulated:
-            heads = self.layer.num_heads if one.by_query_head else self.layer.num_kv_heads
-            shape = (self.evicted_at_NLGK.shape[0], len(self._layers), heads, self.num_tokens)
-            if one not in grown:
-                grown[one] = self._storage.key_LGKD.new_zeros(shape)
-        self._accumulated = grown
+        self._totals.grow(num_new, self._reader.storage.key_LGKD, len(self.evicted_at_NLGK))
 
-    def _attended(self, query_LHQD: torch.Tensor) -> Iterator[Outcome]:
+    def _attended(self, num_rows: int) -> Iterator[Outcome]:
         """Yield the attention of the newest rows, block by block; what they add up to is taken."""
-        num_rows, last = query_LHQD.shape[-2], self.num_tokens
-        key_LGKD = self._storage.key_LGKD
-        num_sets = max(self.evicted_at_NLGK.shape[0], self._chooser.num_sets)
-        row_bytes = num_sets * key_LGKD.element_size() * last * query_LHQD.shape[:2].numel()
-        for start, end in row_blocks(last - num_rows, last, row_bytes):
-            query = query_LHQD[..., start - last + num_rows : end - last + num_rows, :]
-            seen_QK = visible_QK(
-                self.layer, end - start, end, first_query=start, device=key_LGKD.device
-            )
-            here_NLGK = self.evicted_at_NLGK[..., :end] == NEVER
-            seen_NLGQK = here_NLGK[..., None, :] & seen_QK
-            logits_LHQK = logits_HQK(query, key_LGKD[..., :end, :], self.layer)
-            fetched_NLGQ = seen_NLGQK.new_zeros(seen_NLGQK.shape[:-1], dtype=torch.int64)
-            if self.num_decisions:
-                visible_NLGQK = seen_NLGQK
-                seen_NLGQK = self._chooser.choose(
-                    self._query.all, key_LGKD, here_NLGK, visible_NLGQK, start
-                )
-                if self._fast_tier is not None:
-                    fetched_NLGQ = self._fast_tier.read(seen_NLGQK, visible_NLGQK, start)
-            weights_LGNMQK = seen_weights(logits_LHQK, seen_NLGQK, self.layer)
-            for one in self._needs.accumulated:
-                state_NLXK = self._accumulated[one][..., :end]
-                state_NLXK.copy_(one.add(state_NLXK, weights_LGNMQK, start))
-            yield Outcome(weights_LGNMQK, seen_NLGQK, fetched_NLGQ)
+        stays_NLGK = self.evicted_at_NLGK == NEVER
+        for outcome in self._reader.read(num_rows, stays_NLGK, chooses=bool(self.num_decisions)):
+            self._totals.add(outcome)
+            yield outcome
 
     def _template_K(self) -> torch.Tensor:
         """Return which of the tokens seen are of the chat template."""
@@ -310,26 +262,3 @@ class Engine:
         if self._template_T is None:
             return torch.zeros(num_tokens, dtype=torch.bool, device=device)
         return self._template_T[:num_tokens].to(device)
-
-    def _refuse_nan(self, score_NLGK: torch.Tensor, held_NLGK: torch.Tensor) -> None:
-        """Raise if a held key has no number for a score."""
-        bad_NLGK = score_NLGK.isnan() & held_NLGK
-        if bad_NLGK.any():
-            _, layer, head, position = bad_NLGK.nonzero()[0].tolist()
-            msg = (
-                f"policy {self.policy.family!r} has no score for position {position} in layer "
-                f"{self._layers[layer]}, KV head {head}, after {self.num_tokens} tokens (NaN): the "
-                "queries, keys or values recorded there are not finite, so leave that layer out."
-            )
-            raise InputError(msg)
-
-
-def _check(policies: Sequence[Policy]) -> None:
-    """Raise if policies cannot share an engine."""
-    first = policies[0]
-    if len({policy.family for policy in policies}) != 1 or any(one.is_open for one in policies):
-        msg = "policies that are replayed together have one family and an amount each."
-        raise UsageError(msg)
-    if len(policies) > 1 and (first.transform is not None or first.positions == "cache"):
-        msg = "entries that are transformed or turned are replayed one policy at a time."
-        raise UsageError(msg)

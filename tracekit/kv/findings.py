@@ -8,8 +8,8 @@ import torch
 from torch.linalg import vecdot
 from torch.nn.functional import pad
 
-from tracekit.kv.compare import Measures, cosine_of, count_seen, minus_log, overlap
 from tracekit.kv.engine import NEVER
+from tracekit.kv.measures import Measures, cosine_of, count_seen, minus_log, overlap
 from tracekit.measure.attention import visible_QK
 
 if TYPE_CHECKING:
@@ -58,7 +58,17 @@ class Findings:
         }
 
     def take(self, rows: RowSums, read: Read, at: int, head: int) -> None:
-        """Measure some rows of one KV head's query heads."""
+        """Measure some rows of one KV head's query heads.
+
+        Parameters
+        ----------
+        rows
+            Under the full cache.
+        read
+            The same under each of the N sets.
+        at, head
+            Place of the layer in the stack, and the KV head.
+        """
         full_XD, size = rows.output_XD, rows.layer.num_heads
         taken = slice(rows.start - self._start, rows.end - self._start)
         place = (at, slice(head * size, (head + 1) * size), taken)

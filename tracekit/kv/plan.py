@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit.errors import InputError, UsageError
-from tracekit.kv.budget import LAYER_BUDGETS, Allotment
+from tracekit.kv.allotment import Allotment
+from tracekit.kv.budget import LAYER_BUDGETS
 from tracekit.kv.engine import Engine
 from tracekit.kv.scorer import Needs
 
@@ -23,6 +24,15 @@ def observe(policy: Policy, reference: Reference, setting: Setting) -> torch.Ten
     """Return what the plan of a policy must know of a stack of layers, [L, ...].
 
     None if it needs nothing, or if the sequence has no eviction point.
+
+    Parameters
+    ----------
+    policy
+        Of its family; amounts play no part.
+    reference
+        The recorded rows of the stack.
+    setting
+        Which layers of which cache, and where the sequence has its parts.
     """
     point, needs = policy.schedule.point(setting.spans), policy.layers.needs
     if needs == Needs() or point is None or point >= reference.num_rows:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from tracekit.kv.budget import Allotment
-from tracekit.kv.compare import SHARED, Measures, compare
+from tracekit.kv.allotment import Allotment
+from tracekit.kv.compare import oracle_overlap
 from tracekit.kv.engine import NEVER, Engine
-from tracekit.kv.reference import FullRows, Reference
+from tracekit.kv.measures import SHARED, Measures
+from tracekit.kv.step import step
 from tracekit.kv.sweep import sweep
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tracekit.kv.budget import Cache
     from tracekit.kv.policy import Policy
+    from tracekit.kv.reference import Reference
     from tracekit.kv.schedule import Spans
 
 
@@ -212,8 +213,7 @@ def _stepped(
     """Replay a family row by row."""
     point = decisions[0]
     engine = _open(family, reference, setting, point)
-    measures = _step(engine, reference, point, set(decisions))
-    return _collect(engine, point, measures, reference)
+    return _collect(engine, point, step(engine, reference, decisions), reference)
 
 
 def _collect(
@@ -228,43 +228,10 @@ def _collect(
         full_R=np.array([engine.layer.entries(t + 1) for t in range(point, num_rows)]),
         measures=Measures(*(array.cpu().numpy() for array in measures)),
         evicted_at_NLGT=evicted_at_NLGT.expand(num_sets, -1, -1, -1).cpu().numpy(),
-        oracle_overlap_NLG=_oracle_overlap(engine, point, reference).cpu().numpy(),
+        oracle_overlap_NLG=oracle_overlap(engine, point, reference).cpu().numpy(),
         is_clipped_N=engine.is_clipped_N.numpy(),
         is_clamped_N=engine.is_clamped_N.numpy(),
     )
-
-
-def _oracle_overlap(engine: Engine, point: int, reference: Reference) -> torch.Tensor:
-    """Return ``Replay.oracle_overlap_NLG``."""
-    left_NLGK = engine.evicted_at_NLGK[..., :point] > point
-    if engine.layer.window is not None:
-        left_NLGK[..., : -engine.layer.window] = False
-    count_NLG = left_NLGK.sum(-1)
-    best_NLGK = reference.future_rank_LGK(point) < count_NLG[..., None]
-    overlap_NLG = (left_NLGK & best_NLGK).sum(-1) / count_NLG
-    return overlap_NLG.expand(len(engine.is_clipped_N), -1, -1)
-
-
-def _step(
-    engine: Engine, reference: Reference, point: int, decisions: set[int]
-) -> Measures[torch.Tensor]:
-    """Read the rows in order, deciding where it is due, and measure them."""
-    parts: list[Measures[torch.Tensor]] = []
-    for block in reference.blocks(point):
-        stops = sorted({*block, *(seen for seen in decisions if block[0] < seen < block[1])})
-        for start, end in pairwise(stops):
-            if start in decisions:
-                engine.decide()
-            at = start
-            while at < end:
-                stop = min(end, at + engine.room)
-                for output_NLHQD, outcome in engine.read(*reference.rows(at, stop)):
-                    last = outcome.weights_LGNMQK.shape[-1]
-                    rows = slice(last - output_NLHQD.shape[-2] - block[0], last - block[0])
-                    full = FullRows(*(array[..., rows, :] for array in reference.full(*block)))
-                    parts.append(compare(engine, output_NLHQD, outcome, full, reference, point))
-                at = stop
-    return Measures(*(torch.cat(blocks, dim=-1) for blocks in zip(*parts, strict=True)))
 
 
 def _join(replays: Sequence[Replay]) -> Replay:

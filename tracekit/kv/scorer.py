@@ -64,6 +64,9 @@ class Preset:
         Parameters of the schedule.
     items
         Any other parameters, as text: the scorer's, ``layers``, ``heads``, ``positions`` ...
+    what
+        What is its own, in one sentence without a full stop, where that is not what the scorer's
+        first sentence says: in each preset that has more than a scorer and its usual protection.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Preset:
     recent: str = "0"
     schedule: tuple[tuple[str, str], ...] = (("at", "prompt"),)
     items: tuple[tuple[str, str], ...] = ()
+    what: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import torch
 
 from tracekit.errors import UsageError
 from tracekit.kv.amounts import Amount, Tokens
+from tracekit.kv.order import HIGHEST, LOWEST, PLACE_BITS, level_of
 
 if TYPE_CHECKING:
     from tracekit.kv.budget import HeadBudget
 
 _GONE, _SCORED, _TEMPLATE, _RECENT, _SINK = -3, -2, -1, 0, 1
 _NONE = Tokens(0)
-_LAST = torch.iinfo(torch.int64).max
 
 
 class Selection(NamedTuple):
@@ -114,13 +114,13 @@ def select(
     protected_NLG = ((tier_NLGK > _SCORED) & held_NLGK).sum(-1)
     order_NLGK = _order(score_NLGK, tier_NLGK.masked_fill(~held_NLGK, _GONE))
     num_held_NLG = held_NLGK.sum(-1).expand(budget_NLG.shape)
-    share_NLG = heads.share(order_NLGK.where(held_NLGK, -_LAST), budget_NLG)
+    share_NLG = heads.share(order_NLGK.where(held_NLGK, LOWEST), budget_NLG)
     excess_NLG = (num_held_NLG - share_NLG).clamp(min=0)
-    evicted_NLGK = _lowest(order_NLGK.where(held_NLGK, _LAST), excess_NLG)
+    evicted_NLGK = _lowest(order_NLGK.where(held_NLGK, HIGHEST), excess_NLG)
     kept_NLGK = held_NLGK & ~evicted_NLGK
     spare_NL = (share_NLG - num_held_NLG).clamp(min=0).sum(-1)
     if bool((spare_NL.clamp(max=1) & excess_NLG.sum(-1).clamp(max=1)).any()):
-        kept_NLGK |= _highest_of_layer(order_NLGK.where(evicted_NLGK, -_LAST), spare_NL)
+        kept_NLGK |= _highest_of_layer(order_NLGK.where(evicted_NLGK, LOWEST), spare_NL)
     return Selection(kept_NLGK, protected_NLG > share_NLG)
 
 
@@ -135,21 +135,20 @@ def _lowest(order_NLGK: torch.Tensor, count_NLG: torch.Tensor) -> torch.Tensor:
 
 
 def _highest_of_layer(order_NLGK: torch.Tensor, count_NL: torch.Tensor) -> torch.Tensor:
-    """Return bool [N, L, G, K]: the ``count`` highest of each layer; -_LAST is not to be had."""
+    """Return bool [N, L, G, K]: the ``count`` highest of each layer that are to be had."""
     flat_NLX = order_NLGK.flatten(2)
     rank_NLX = flat_NLX.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
-    chosen_NLX = (rank_NLX < count_NL[..., None]) & (flat_NLX > -_LAST)
+    chosen_NLX = (rank_NLX < count_NL[..., None]) & (flat_NLX > LOWEST)
     return chosen_NLX.reshape(order_NLGK.shape)
 
 
 def _order(score_NLGK: torch.Tensor, tier_NLGK: torch.Tensor) -> torch.Tensor:
     """Return one int64 a key that no two keys of a head share: tier, then score, then position.
 
-    3 bits of tier, 32 bits of score (a float32 read as an integer keeps its order once negative
-    numbers are turned around), 28 bits of position. Without ties any sort gives the same set.
+    3 bits of tier, 32 bits of score, 28 bits of position.
     """
     position_K = torch.arange(tier_NLGK.shape[-1], device=tier_NLGK.device)
-    bits = (score_NLGK.float() + 0.0).view(torch.int32)  # adding 0 turns -0 into 0
-    level = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    level = level.where(tier_NLGK <= _SCORED, torch.where(tier_NLGK == _SINK, -position_K, 0))
-    return (tier_NLGK << 60) + ((level + (1 << 31)) << 28) + position_K
+    protected_NLGK = torch.where(tier_NLGK == _SINK, -position_K, 0)
+    level_NLGK = level_of(score_NLGK).where(tier_NLGK <= _SCORED, protected_NLGK)
+    score_bits = (level_NLGK + (1 << 31)) << PLACE_BITS
+    return (tier_NLGK << (32 + PLACE_BITS)) + score_bits + position_K

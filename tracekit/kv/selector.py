@@ -15,6 +15,7 @@ import torch
 from tracekit.errors import UsageError
 from tracekit.kv.amounts import Amount, Bytes
 from tracekit.kv.attend import seen_weights
+from tracekit.kv.order import HIGHEST, highest, order_of
 from tracekit.kv.scorer import Needs
 from tracekit.measure.attention import logits_HQK
 from tracekit.registry import Registry
@@ -29,9 +30,6 @@ Fitted = tuple[torch.Tensor, ...]
 
 GroupReduce = Literal["mean", "max"]
 """How numbers of the query heads that share a KV head become one."""
-
-_FIRST = torch.iinfo(torch.int64).max
-_NEVER = -_FIRST
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,7 +105,7 @@ class Choice:
 
         Scores are compared in float32; among equals the more recent entry is read.
         """
-        order_NLGQK = order_of(score_NLGQK, self.seen_NLGQK).masked_fill(self.own_QK, _FIRST)
+        order_NLGQK = order_of(score_NLGQK, self.seen_NLGQK).masked_fill(self.own_QK, HIGHEST)
         return highest(order_NLGQK, self.budget_NQ[:, None, None, :])
 
 
@@ -194,37 +192,3 @@ SELECTORS: Registry[Selector] = Registry(
 def reduced(score_NLGMQX: torch.Tensor, how: GroupReduce) -> torch.Tensor:
     """Return scores [N, L, G, Q, X], reduced over the query heads of each KV head."""
     return score_NLGMQX.mean(3) if how == "mean" else score_NLGMQX.amax(3)
-
-
-def order_of(score: torch.Tensor, is_candidate: torch.Tensor) -> torch.Tensor:
-    """Return one int64 a candidate that no two of a row share: score, then place; others are last.
-
-    A float32 read as an integer keeps its order once negative numbers are turned around. Without
-    ties any search for the highest gives the same set.
-    """
-    place_X = torch.arange(score.shape[-1], device=score.device)
-    bits = (score.float() + 0.0).view(torch.int32)  # adding 0 turns -0 into 0
-    level = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    return ((level << 28) + place_X).where(is_candidate, _NEVER)
-
-
-def highest(order: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Return bool: the ``count`` highest of each row of ``order_of``, fewer if it has fewer.
-
-    One search for the largest count serves all N policies that share an order.
-
-    Parameters
-    ----------
-    order
-        int64 [N or 1, L, G, Q, X].
-    count
-        int64 [N, L or 1, G or 1, Q], 0 or more.
-    """
-    most = min(int(count.max()), order.shape[-1])
-    if most < 1:
-        return torch.zeros_like(order, dtype=torch.bool)
-    top = order.topk(most, dim=-1).values
-    last = (count.clamp(1, most) - 1)[..., None]
-    shape = torch.broadcast_shapes(top.shape[:-1], count.shape)
-    threshold = top.expand(*shape, -1).gather(-1, last.expand(*shape, 1))
-    return (order >= threshold) & (order > _NEVER) & (count > 0)[..., None]

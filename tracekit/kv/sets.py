@@ -18,7 +18,13 @@ SMALL = {torch.float32: 1e-20, torch.float64: 1e-200}
 
 
 class Sets:
-    """The N kept sets of one family, and the order of keys in which each is a beginning."""
+    """The N kept sets of one family, and the order of keys in which each is a beginning.
+
+    Parameters
+    ----------
+    engine
+        After the decision whose sets these are.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._kept_NLGK = engine.evicted_at_NLGK == NEVER
@@ -31,7 +37,15 @@ class Sets:
         self._keeps_all_NLG = kept_NLGK.all(-1)
 
     def read(self, rows: RowSums, at: int, head: int) -> Read:
-        """Return what rows of one head read under each set."""
+        """Return what rows of one head read under each set.
+
+        Parameters
+        ----------
+        rows
+            Exponentials and sums of the head's rows.
+        at, head
+            Place of the layer in the stack, and the KV head.
+        """
         kept_NK = self._kept_NLGK[:, at, head]
         if bool(self._is_nested_LG[at, head]):
             sums_NXC = _nested(rows, self._level_LGK[at, head], self._last_NLG[:, at, head])

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from tracekit.errors import UsageError
+from tracekit.kv.packed import cache_order
 from tracekit.kv.rows import Rows
 from tracekit.kv.scorer import Needs
 from tracekit.kv.transform import Entries
@@ -78,6 +79,11 @@ class Storage:
         """Return how many rows may be read before entries close.
 
         A head that is to lose entries to the window meanwhile may close later, never earlier.
+
+        Parameters
+        ----------
+        held_NLGK
+            bool, N = 1: keys that are there.
         """
         if self._transform is None:
             return UNBOUNDED
@@ -157,8 +163,7 @@ class Storage:
         """Store the first ``count`` open entries of X heads, given as layers and KV heads [X, 1]."""
         layer_X1, head_X1 = heads
         open_XK = open_LGK[layer_X1[:, 0], head_X1[:, 0]]
-        order_XK = (~open_XK).to(torch.uint8).sort(dim=-1, stable=True).indices
-        place = (layer_X1, head_X1, order_XK[:, :count])
+        place = (layer_X1, head_X1, cache_order(open_XK)[:, :count])
         at_X = (layer_X1 * open_LGK.shape[1] + head_X1)[:, 0]
         key_XCD, value_XCD = transform.store(
             Entries(

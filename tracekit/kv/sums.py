@@ -56,7 +56,19 @@ class RowSums(NamedTuple):
     def of(
         cls, reference: Reference, at: int, head: int, point: int, start: int, end: int
     ) -> RowSums:
-        """Compute the exponentials and the shared sums of rows ``start`` .. ``end`` - 1."""
+        """Compute the exponentials and the shared sums of rows ``start`` .. ``end`` - 1.
+
+        Parameters
+        ----------
+        reference
+            The recorded rows.
+        at, head
+            Place of the layer in the stack, and the KV head.
+        point
+            Tokens seen at the last decision.
+        start, end
+            First row, and last + 1.
+        """
         layer = one_head(reference.layer, head)
         heads = slice(head * layer.num_heads, (head + 1) * layer.num_heads)
         query_MRD = reference.query_LHTD[at, heads, start:end]
@@ -155,7 +167,15 @@ class Anew(NamedTuple):
 
 
 def anew(rows: RowSums, kept_K: torch.Tensor) -> Anew:
-    """Return all rows under one set of the keys before ``point``, where exponentials got lost."""
+    """Return all rows of a head under one set, for those whose exponentials got lost.
+
+    Parameters
+    ----------
+    rows
+        As they were summed.
+    kept_K
+        bool: which of the keys before ``rows.point`` are kept.
+    """
     layer = rows.layer
     kept_T = pad(kept_K, (0, len(rows.key_TD) - len(kept_K)), value=True)
     seen_RK = rows.seen_RK()

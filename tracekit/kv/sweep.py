@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tracekit.kv import attend
-from tracekit.kv.compare import Measures
 from tracekit.kv.findings import Findings
+from tracekit.kv.measures import Measures
 from tracekit.kv.sets import Sets
 from tracekit.kv.sums import RowSums
 

@@ -10,13 +10,12 @@ from torch.nn.functional import pad
 
 from tracekit.errors import UsageError
 from tracekit.kv.amounts import Amount, Bytes, Frac
-from tracekit.kv.selector import highest
+from tracekit.kv.order import LOWEST, PLACE_BITS, highest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _QUARTER = Frac(0.25)
-_NEVER = -torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True)
@@ -123,5 +122,5 @@ class FastTier:
         capacity = max(1, self._tier.fast.of(num_tokens))
         over_NLG = (fast_NLGK.sum(-1) - capacity).clamp(min=0)
         position_K = torch.arange(fast_NLGK.shape[-1], device=fast_NLGK.device)
-        leaves_first_NLGK = (-((worth_NLGK << 28) + position_K)).where(fast_NLGK, _NEVER)
+        leaves_first_NLGK = (-((worth_NLGK << PLACE_BITS) + position_K)).where(fast_NLGK, LOWEST)
         return fast_NLGK & ~highest(leaves_first_NLGK, over_NLG)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch.nn.functional import pad
 
 from tracekit.errors import UsageError
 from tracekit.kv.attend import row_blocks, seen_weights, to_heads
@@ -100,7 +101,12 @@ class View:
     @property
     def last_attention_NLHQK(self) -> torch.Tensor:
         """Attention of the newest rows, renormalised over the held keys."""
-        return to_heads(self._last_weights())
+        return to_heads(seen_weights(self.last_logits_LHQK, self.last_seen_NLGQK, self.layer))
+
+    @property
+    def last_seen_NLGQK(self) -> torch.Tensor:
+        """bool: which of the keys held now each of the newest rows sees."""
+        return self.held_NLGK[..., None, :] & self._last_seen_QK()
 
     @property
     def last_logits_LHQK(self) -> torch.Tensor:
@@ -111,14 +117,8 @@ class View:
 
     def _last_seen_QK(self) -> torch.Tensor:
         num_rows, num_keys = self.last_query_LHQD.shape[-2], self.num_tokens
-        device = self.held_NLGK.device
-        return visible_QK(
-            self.layer, num_rows, num_keys, first_query=num_keys - num_rows, device=device
-        )
-
-    def _last_weights(self) -> torch.Tensor:
-        seen_NLGQK = self.held_NLGK[..., None, :] & self._last_seen_QK()
-        return seen_weights(self.last_logits_LHQK, seen_NLGQK, self.layer)
+        first, device = num_keys - num_rows, self.held_NLGK.device
+        return visible_QK(self.layer, num_rows, num_keys, first_query=first, device=device)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -158,7 +158,7 @@ class Future:
         item = self.key_LGTD.element_size()
         row_bytes = len(held_NLGK) * num_layers * num_heads * num_rows * item
         for start, end in row_blocks(num_tokens, num_rows, row_bytes):
-            here_NLGK = torch.nn.functional.pad(held_NLGK, (0, end - num_tokens), value=True)
+            here_NLGK = pad(held_NLGK, (0, end - num_tokens), value=True)
             seen_QK = visible_QK(
                 self.layer, end - start, end, first_query=start, device=held_NLGK.device
             )

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from tracekit import schema
 from tracekit.errors import TraceError
 from tracekit.progress import Progress, Silent
-from tracekit.simulate.attention import recommend
 from tracekit.simulate.manifest import make_manifest
 from tracekit.simulate.plan import Plan, make_plan
 from tracekit.simulate.pool import run_sequences
+from tracekit.simulate.recommend import recommend
 from tracekit.simulate.results import Results
 from tracekit.simulate.shown import choose_sequences, shown_tokens
 from tracekit.simulate.stacking import stacking

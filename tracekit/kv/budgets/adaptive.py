@@ -9,9 +9,8 @@ import torch
 
 from tracekit.errors import UsageError
 from tracekit.kv.budget import HEAD_BUDGETS, HeadBudget
+from tracekit.kv.order import LOWEST
 from tracekit.kv.scorer import Preset
-
-_NOT_HELD = -torch.iinfo(torch.int64).max
 
 
 @HEAD_BUDGETS.register("adaptive")
@@ -39,12 +38,14 @@ class AdaptiveHeads(HeadBudget):
     presets: ClassVar = (
         Preset(
             name="adakv",
+            what="SnapKV's score, a layer's entries to its best keys over all heads",
             scorer="window_attention",
             recent="window",
             items=(("heads", "adaptive"), ("safeguard", "0.2")),
         ),
         Preset(
             name="adapyramid",
+            what="SnapKV's score, fewer entries layer by layer, to the best keys over all heads",
             scorer="window_attention",
             recent="window",
             items=(
@@ -67,15 +68,15 @@ class AdaptiveHeads(HeadBudget):
         safe_NLG = (budget_NLG * torch.tensor(self.safeguard, dtype=torch.float64)).long()
         sorted_NLGK = order_NLGK.sort(dim=-1, descending=True).values
         rank_K = torch.arange(order_NLGK.shape[-1], device=order_NLGK.device)
-        is_held_NLGK = sorted_NLGK > _NOT_HELD
+        is_held_NLGK = sorted_NLGK > LOWEST
         is_safe_NLGK = (rank_K < safe_NLG.clamp(min=1)[..., None]) & is_held_NLGK
         total_NL1 = budget_NLG.sum(-1, keepdim=True)
         open_NL1 = total_NL1 - is_safe_NLGK.sum((-2, -1))[..., None]
-        rest_NLX = sorted_NLGK.masked_fill(is_safe_NLGK, _NOT_HELD).flatten(2)
+        rest_NLX = sorted_NLGK.masked_fill(is_safe_NLGK, LOWEST).flatten(2)
         best_NLX = rest_NLX.argsort(dim=-1, descending=True, stable=True)
         is_open_NLX = torch.arange(rest_NLX.shape[-1], device=rest_NLX.device) < open_NL1
         is_best_NLX = torch.zeros_like(is_open_NLX).scatter(-1, best_NLX, is_open_NLX)
-        is_best_NLX &= rest_NLX > _NOT_HELD
+        is_best_NLX &= rest_NLX > LOWEST
         share_NLG = (is_safe_NLGK | is_best_NLX.reshape(is_safe_NLGK.shape)).sum(-1)
         share_NLG[..., :1] += total_NL1 - share_NLG.sum(-1, keepdim=True)
         return share_NLG

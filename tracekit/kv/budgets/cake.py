@@ -51,6 +51,7 @@ class Cake(LayerBudget):
     presets: ClassVar = (
         Preset(
             name="cake",
+            what="SnapKV's score, more entries where attention is spread out and keeps changing",
             scorer="window_attention",
             recent="window",
             items=(("layers", "cake"), ("cake_window", "32"), ("tau1", "1.6"), ("tau2", "0.4")),
@@ -87,7 +88,4 @@ class Cake(LayerBudget):
         stats_L2 = torch.stack(tuple(observed))
         part_L2 = stats_L2 / stats_L2.amax(0).clamp(min=torch.finfo(torch.float64).tiny)
         preference_L = part_L2[:, 0] ** (1 / self.tau1) * part_L2[:, 1] ** (1 / self.tau2)
-        return [
-            one.repeat(layer.num_kv_heads)
-            for one, layer in zip(preference_L, cache.layers, strict=True)
-        ]
+        return cache.by_layer(cache.over_heads(preference_L.numpy()))

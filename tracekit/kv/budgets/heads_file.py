@@ -41,6 +41,7 @@ class HeadsFile(LayerBudget):
     presets: ClassVar = (
         Preset(
             name="headkv",
+            what="SnapKV's score, entries by how much a file says that a head retrieves",
             scorer="window_attention",
             recent="window",
             items=(("layers", "heads_file"), ("file", ""), ("head_floor", "0.2")),

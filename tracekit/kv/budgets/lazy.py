@@ -58,6 +58,7 @@ class Lazy(LayerBudget):
     presets: ClassVar = (
         Preset(
             name="simlayerkv",
+            what="Sinks and the newest keys, few in layers that look at these alone",
             scorer="recency",
             sinks=4,
             items=(
@@ -98,7 +99,7 @@ class Lazy(LayerBudget):
     ) -> Sequence[torch.Tensor]:
         """Return what lazy layers keep, and an even level for the others."""
         is_lazy_L = [float(mass) > self.lazy_threshold + _SLACK for mass in observed]
-        is_lazy_X = np.repeat(is_lazy_L, [one.num_kv_heads for one in cache.layers])
+        is_lazy_X = cache.over_heads(is_lazy_L)
         most_X = cache.most_X(num_tokens)
         few_X = np.minimum(min(budget, self.lazy_sinks + self.lazy_recent), most_X)
         low_X, high_X = np.where(is_lazy_X, few_X, 1), np.where(is_lazy_X, few_X, most_X)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from tracekit.errors import UsageError
 from tracekit.kv.budget import LAYER_BUDGETS, Cache, LayerBudget
 from tracekit.kv.scorer import Preset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
 
 @LAYER_BUDGETS.register("pyramid")
@@ -44,6 +44,7 @@ class Pyramid(LayerBudget):
     presets: ClassVar = (
         Preset(
             name="pyramidkv",
+            what="SnapKV's score, fewer entries from the first layer to the last",
             scorer="window_attention",
             recent="window",
             items=(("layers", "pyramid"), ("beta", "20.0"), ("pyramid_window", "32")),
@@ -66,11 +67,8 @@ class Pyramid(LayerBudget):
         first, last = self._ends(budget, num_tokens)
         num_layers = len(cache.layers)
         step = (first - last) / max(1, num_layers - 1)
-        entries_L = [round(first - place * step) for place in range(num_layers)]
-        return [
-            torch.full((layer.num_kv_heads,), float(entries), dtype=torch.float64)
-            for layer, entries in zip(cache.layers, entries_L, strict=True)
-        ]
+        entries_L = [float(round(first - place * step)) for place in range(num_layers)]
+        return cache.by_layer(cache.over_heads(entries_L))
 
     def _ends(self, budget: int, num_tokens: int) -> tuple[float, float]:
         """Return the entries of the first and of the last layer."""

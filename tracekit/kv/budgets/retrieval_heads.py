@@ -44,6 +44,7 @@ class RetrievalHeads(LayerBudget):
     presets: ClassVar = (
         Preset(
             name="duoattention",
+            what="All keys in a file's retrieval heads, sinks and the newest in the others",
             scorer="recency",
             sinks=64,
             items=(("layers", "retrieval_heads"), ("file", ""), ("stream", "320")),

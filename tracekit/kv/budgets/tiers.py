@@ -56,8 +56,7 @@ class Tiers(LayerBudget):
             math.ceil(Fraction(repr(self._least(place, num_layers))) * num_tokens)
             for place in range(num_layers)
         ]
-        heads_L = [one.num_kv_heads for one in cache.layers]
-        floor_X = np.clip(np.repeat(floor_L, heads_L), 1, most_X)
+        floor_X = np.clip(cache.over_heads(floor_L), 1, most_X)
         total = cache.num_bytes(budget, num_tokens)
         if cache.size_X @ floor_X > total:
             return cache.by_layer(floor_X.astype(np.float64))

@@ -31,7 +31,7 @@ class UniformLayers(LayerBudget):
 @HEAD_BUDGETS.register("uniform")
 @dataclass(frozen=True)
 class UniformHeads(HeadBudget):
-    """What each head was given."""
+    """The same number of entries for each head of a layer, or what the layer budget gave it."""
 
     is_uniform: ClassVar = True
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+
 from tracekit.errors import UsageError
 from tracekit.kv.budget import LAYER_BUDGETS, Cache, LayerBudget
 from tracekit.kv.scorer import Needs, Preset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from tracekit.kv.view import View
 
@@ -44,6 +44,7 @@ class ZigZag(LayerBudget):
     presets: ClassVar = (
         Preset(
             name="zigzagkv",
+            what="SnapKV's score, more entries where most of the attention needs more keys",
             scorer="window_attention",
             recent="window",
             items=(("layers", "zigzag"), ("zigzag_window", "32"), ("zigzag_mass", "0.9")),
@@ -76,7 +77,4 @@ class ZigZag(LayerBudget):
     ) -> Sequence[torch.Tensor]:
         """Return the LMBA, the same for all heads of a layer."""
         del budget, num_tokens
-        return [
-            one.repeat(layer.num_kv_heads)
-            for one, layer in zip(observed, cache.layers, strict=True)
-        ]
+        return cache.by_layer(cache.over_heads(torch.stack(tuple(observed)).numpy()))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from tracekit.errors import UsageError
+from tracekit.kv.packed import cache_order
 from tracekit.kv.scorer import SCORERS, Needs, Preset, Scorer
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ class Lag(Scorer):
         score_LGK = torch.ones(held_LGK.shape, device=held_LGK.device)
         if num_parts < 2:
             return score_LGK
-        order_LGK = (~line_LGK).to(torch.uint8).sort(dim=-1, stable=True).indices
-        order_LGPK = order_LGK[..., : num_parts * self.lag].unflatten(-1, (num_parts, self.lag))
+        order_LGX = cache_order(line_LGK)[..., : num_parts * self.lag]
+        order_LGPK = order_LGX.unflatten(-1, (num_parts, self.lag))
         spread_LGPK = (
             _spread(view.key_LGKD, order_LGPK) + _spread(view.value_LGKD, order_LGPK)
         ) / 2

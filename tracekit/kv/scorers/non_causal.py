@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tracekit.errors import UsageError
 from tracekit.kv.attend import row_blocks
+from tracekit.kv.packed import cache_order
 from tracekit.kv.scorer import SCORERS, Needs, Preset, Scorer
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class NonCausal(Scorer):
         if not size:
             return score_GK
         num_slots = -(-int(count_G1.max()) // size) * size
-        order_GX = (~counted_GK).to(torch.uint8).sort(dim=-1, stable=True).indices[:, :num_slots]
+        order_GX = cache_order(counted_GK)[:, :num_slots]
         order_GX = functional.pad(order_GX, (0, num_slots - order_GX.shape[-1]))
         is_full_GX = torch.arange(num_slots, device=order_GX.device) < count_G1
         received_GX = _received(query_HKD, key_GKD, order_GX, is_full_GX, size)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tracekit.errors import UsageError
 from tracekit.kv.scorer import SCORERS, Needs, Preset, Scorer
-from tracekit.measure.attention import visible_QK
 
 if TYPE_CHECKING:
     import torch
@@ -62,21 +61,9 @@ class Persistence(Scorer):
         # An exactly even share must not count as low for its last bit: float32 decides.
         attention_NLHQK = view.last_attention_NLHQK.float()
         attention_NLGMQK = attention_NLHQK.unflatten(2, (-1, view.layer.group_size))
-        seen_NLGQK = self._seen(view, attention_NLHQK.shape[-2])
+        seen_NLGQK = view.last_seen_NLGQK
         share_NLGQ1 = 1 / seen_NLGQK.sum(-1, keepdim=True)
         is_low_NLGMQK = attention_NLGMQK < share_NLGQ1[:, :, :, None]
         is_low_NLGMQK &= seen_NLGQK[:, :, :, None]
         low_NLGK: torch.Tensor = is_low_NLGMQK.sum(-2).float().mean(3)
         return -low_NLGK
-
-    def _seen(self, view: View, num_rows: int) -> torch.Tensor:
-        """Return which of the keys held now each of the newest rows sees, bool [N, L, G, Q, K]."""
-        num_keys, held_NLGK = view.num_tokens, view.held_NLGK
-        seen_QK = visible_QK(
-            view.layer,
-            num_rows,
-            num_keys,
-            first_query=num_keys - num_rows,
-            device=held_NLGK.device,
-        )
-        return held_NLGK[..., None, :] & seen_QK

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tracekit.errors import UsageError
 from tracekit.kv.attend import row_blocks
+from tracekit.kv.packed import cache_order, pooled
 from tracekit.kv.scorer import SCORERS, Needs, Preset, Scorer
 
 if TYPE_CHECKING:
@@ -82,17 +83,13 @@ class RKV(Scorer):
     def _importance(self, logits_LGQK: torch.Tensor, past_LGK: torch.Tensor) -> torch.Tensor:
         """Return attention of the window's rows to the keys before it, pooled, [L, G, K]."""
         masked_LGQK = logits_LGQK.masked_fill(~past_LGK[:, :, None], -torch.inf)
-        mass_LGK = masked_LGQK.softmax(-1).mean(2).where(past_LGK, 0)
-        order_LGK = (~past_LGK).to(torch.uint8).sort(dim=-1, stable=True).indices
-        line_LGK = functional.max_pool1d(
-            mass_LGK.gather(-1, order_LGK), self.kernel, stride=1, padding=self.kernel // 2
-        )
-        return torch.zeros_like(mass_LGK).scatter_(-1, order_LGK, line_LGK)
+        mass_LGK = masked_LGQK.softmax(-1).mean(2)
+        return pooled(mass_LGK, past_LGK, self.kernel, "max")
 
     def _redundancy(self, unit_LGKD: torch.Tensor, held_LGK: torch.Tensor) -> torch.Tensor:
         """Return the softmax of mean cosines over the held keys of one kept set, [L, G, K]."""
         most, size = int(held_LGK.sum(-1).max()), unit_LGKD.shape[-1]
-        order_LGC = (~held_LGK).to(torch.uint8).sort(dim=-1, stable=True).indices[..., :most]
+        order_LGC = cache_order(held_LGK)[..., :most]
         unit_LGCD = unit_LGKD.where(held_LGK[..., None], 0)
         unit_LGCD = unit_LGCD.gather(2, order_LGC[..., None].expand(-1, -1, -1, size))
         total_LGC = unit_LGCD.new_zeros(order_LGC.shape)

@@ -25,14 +25,20 @@ class Recency(Scorer):
     """
 
     presets: ClassVar = (
-        Preset(name="streaming", sinks=4, schedule=EVERY_STEP),
+        Preset(
+            name="streaming",
+            what="Sinks and the newest keys, at their original positions",
+            sinks=4,
+            schedule=EVERY_STEP,
+        ),
         Preset(
             name="streamingllm",
+            what="Sinks and the newest keys, turned to their place in the cache",
             sinks=4,
             schedule=EVERY_STEP,
             items=(("positions", "cache"),),
         ),
-        Preset(name="window", schedule=EVERY_STEP),
+        Preset(name="window", what="The newest keys alone", schedule=EVERY_STEP),
     )
 
     def score(self, view: View) -> torch.Tensor:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch.nn import functional
 
 from tracekit.errors import UsageError
+from tracekit.kv.packed import Pool, pooled
 from tracekit.kv.scorer import SCORERS, Needs, Preset, Scorer
 
 if TYPE_CHECKING:
@@ -52,13 +52,18 @@ class WindowAttention(Scorer):
 
     window: int = 32
     kernel: int = 5
-    pool: Literal["avg", "max"] = "avg"
+    pool: Pool = "avg"
     reduce: Literal["mean", "max"] = "mean"
     order: Literal["pool_group", "group_pool"] = "pool_group"
 
     presets: ClassVar = (
         Preset(name="snapkv", recent="window"),
-        Preset(name="finch", recent="window", items=(("kernel", "1"), ("positions", "cache"))),
+        Preset(
+            name="finch",
+            what="SnapKV's score without smoothing, kept keys turned to their place in the cache",
+            recent="window",
+            items=(("kernel", "1"), ("positions", "cache")),
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -73,28 +78,19 @@ class WindowAttention(Scorer):
 
     def score(self, view: View) -> torch.Tensor:
         """Return pooled means, [N, L, G, K]; infinite inside the window."""
-        mass_NLHK = view.last_attention_NLHQK.mean(dim=-2)
+        group = (-1, view.layer.group_size)
+        mass_NLGMK = view.last_attention_NLHQK.mean(dim=-2).unflatten(2, group)
         is_window_K = view.position_K >= view.num_tokens - self.window
-        pooled_NLGK = view.held_NLGK & ~is_window_K
+        is_past_NLGK = view.held_NLGK & ~is_window_K
         if self.order == "pool_group":
-            score_NLGK = self._group(self._pool(mass_NLHK, pooled_NLGK), view)
+            is_past_NLGMK = is_past_NLGK[:, :, :, None].expand_as(mass_NLGMK)
+            smooth_NLGMK = pooled(mass_NLGMK, is_past_NLGMK, self.kernel, self.pool)
+            score_NLGK = self._reduced(smooth_NLGMK)
         else:
-            score_NLGK = self._pool(self._group(mass_NLHK, view), pooled_NLGK)
+            mass_NLGK = self._reduced(mass_NLGMK)
+            score_NLGK = pooled(mass_NLGK, is_past_NLGK, self.kernel, self.pool)
         return score_NLGK.masked_fill(is_window_K, torch.inf)
 
-    def _group(self, score_NLHK: torch.Tensor, view: View) -> torch.Tensor:
+    def _reduced(self, score_NLGMK: torch.Tensor) -> torch.Tensor:
         """Return scores [N, L, G, K] of the KV heads."""
-        score_NLGMK: torch.Tensor = score_NLHK.unflatten(2, (-1, view.layer.group_size))
         return score_NLGMK.mean(3) if self.reduce == "mean" else score_NLGMK.amax(3)
-
-    def _pool(self, score: torch.Tensor, pooled_NLGK: torch.Tensor) -> torch.Tensor:
-        """Return scores [N, L, H or G, K], each the mean or maximum of its cache neighbourhood.
-
-        Keys that do not take part are moved behind the others, as zeros: the padding at the end.
-        """
-        pooled = pooled_NLGK.repeat_interleave(score.shape[2] // pooled_NLGK.shape[2], dim=2)
-        order = (~pooled).to(torch.uint8).sort(dim=-1, stable=True).indices
-        line = score.where(pooled, 0).gather(-1, order).flatten(0, 2)
-        pool = functional.avg_pool1d if self.pool == "avg" else functional.max_pool1d
-        line = pool(line, self.kernel, stride=1, padding=self.kernel // 2)
-        return torch.zeros_like(score).scatter_(-1, order, line.reshape(score.shape))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from tracekit.errors import UsageError
+from tracekit.kv.order import highest, order_of
 from tracekit.kv.pages import products_NLGMQP
-from tracekit.kv.selector import SELECTORS, GroupReduce, Selector, highest, order_of, reduced
+from tracekit.kv.selector import SELECTORS, GroupReduce, Selector, reduced
 
 if TYPE_CHECKING:
     from tracekit.kv.selector import Choice, Fitted

@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional
 
 from tracekit.errors import UsageError
+from tracekit.kv.order import highest, order_of
 from tracekit.kv.pages import products_NLGMQP
-from tracekit.kv.selector import SELECTORS, GroupReduce, Selector, highest, order_of, reduced
+from tracekit.kv.selector import SELECTORS, GroupReduce, Selector, reduced
 
 if TYPE_CHECKING:
     from tracekit.kv.pages import Pages

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tracekit.kv.selector import SELECTORS, GroupReduce, Selector, highest, order_of
+from tracekit.kv.order import highest, order_of
+from tracekit.kv.selector import SELECTORS, GroupReduce, Selector
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from tracekit.errors import UsageError
-from tracekit.kv.selector import SELECTORS, GroupReduce, Selector, highest, order_of
+from tracekit.kv.order import highest, order_of
+from tracekit.kv.selector import SELECTORS, GroupReduce, Selector
 
 if TYPE_CHECKING:
     import torch
