@@ -361,7 +361,12 @@ KV_RESULTS = Table(
             "the same after the output projection (traces with --store-oproj); a head's is that of "
             "its own part",
         ),
-        Column("mass_kept", _F32, "", "recorded attention mass on the keys read, mean over rows"),
+        Column(
+            "mass_kept",
+            _F32,
+            "",
+            "recorded attention mass on the keys read; sink logits take the rest",
+        ),
         Column("attention_kl_nats", _F32, "nats", "KL(pruned || full) of attention rows, mean"),
         Column(
             "topk_overlap",

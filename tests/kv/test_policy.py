@@ -153,7 +153,16 @@ def test_the_newest_keys_that_stay_follow_the_window():
         ("snapkv:window=0", "window=0"),
         ("snapkv:kernel=4", "kernel=4"),
         ("full:kept=0.5", "keeps everything"),
-        ("", "unknown policy"),
+        ("expected:epsilon=nan", "no number that can be used"),
+        ("pyramidkv:beta=inf", "no number that can be used"),
+        ("knorm:sinks=99999999999", "no number that can be used"),
+        ("expected:future=9999999", "must be 1 to"),
+        ("+int4", "a name is missing"),
+        ("quest,int4", "lowrank"),
+        ("int4+int8", "a second transform"),
+        ("snapkv+quest:read=64MiB", "not bytes"),
+        ("adakv:positions=cache", "heads of one length"),
+        ("", "a name is missing"),
     ],
 )
 def test_a_wrong_text_is_refused_with_what_to_do(text, words):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests import oracles_transforms as stored
@@ -63,6 +63,7 @@ def slows_of(case, policy):
 def test_turned_keys_equal_keys_that_are_turned_anew_for_each_row(
     case, evicting, stored_as, kept, data
 ):
+    assume(case.layer.alibi is None)
     point = data.draw(st.integers(1, case.num_rows - 1))
     policy = with_kept(evicting + stored_as, kept)
     assert_like_slow(
@@ -166,3 +167,9 @@ def test_a_place_is_the_number_of_entries_before():
     dots = case.query_LHTD[0, 0, 11] @ np.stack([next_to_it, case.key_LGTD[0, 0, 11]]).T
     true = np.exp(case.layer.scale * dots)
     np.testing.assert_allclose([alone[2], alone[11]], true / true.sum())
+
+
+def test_biases_by_distance_cannot_be_turned():
+    case = make_case(alibi=(0.5, 0.25, 0.125, 0.0625))
+    with pytest.raises(UsageError, match="ALiBi"):
+        run_family(case, [parse("streamingllm:kept=0.5")], 12)

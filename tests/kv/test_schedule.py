@@ -96,6 +96,24 @@ def test_plain_text_has_no_question():
     assert once("prompt").query_aware(PLAIN) is False
 
 
+def test_a_policy_waits_until_it_has_seen_enough():
+    policy = parse("h2o:every=8,above=70").schedule
+    assert policy.point(CHAT) == 70
+    assert policy.decisions(70, CHAT) == (70, 78, 86, 94)
+    assert parse("h2o:every=8,above=40").schedule.point(CHAT) == 60
+    assert parse("h2o:every=8,above=100").schedule.point(CHAT) is None
+    waits = parse("h2o:every=8,from=context,above=50").schedule
+    assert waits.query_aware(CHAT) is True
+
+
+def test_each_turn_is_followed_by_a_decision_and_a_row_follows_each():
+    turns = parse("knorm:at=turn").schedule
+    spans = Spans(num_tokens=100, prompt_end=20, turn_ends=(20, 50, 98, 99, 100))
+    assert turns.point(spans) == 20
+    assert turns.decisions(20, spans) == (20, 50, 98)
+    assert turns.point(Spans(num_tokens=100, prompt_end=20)) is None
+
+
 def test_words_and_fractions_out_of_range_are_refused():
     for text in ("promt", "1.5", "-3", "nan", "0.0", ""):
         with pytest.raises(UsageError):

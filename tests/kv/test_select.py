@@ -52,6 +52,25 @@ def test_a_recent_fraction_is_of_the_budget_and_rounded_down():
     assert chosen(scores, 4, Protection(0, Frac(0.5))) == ([0, 1, 4, 5], False)
 
 
+def test_new_keys_have_a_grace_period_beside_nothing_else():
+    scores = [9.0, 8.0, 7.0, 0.0, 0.0, 0.0]
+    assert chosen(scores, 4, Protection(grace=2)) == ([0, 1, 4, 5], False)
+    assert chosen(scores, 4, Protection(recent=Tokens(1), grace=2)) == ([0, 1, 4, 5], False)
+    assert chosen(scores, 4, Protection(recent=Tokens(3), grace=2)) == ([0, 3, 4, 5], False)
+
+
+def test_the_template_comes_after_the_newest_and_before_any_score():
+    score = torch.tensor([9.0, 0.0, 8.0, 0.0, 1.0])[None, None, None]
+    template = torch.tensor([False, True, False, True, False])
+    held = torch.ones(score.shape, dtype=torch.bool)
+    for budget, kept in ((4, [1, 3, 4, 0]), (2, [3, 4]), (1, [4])):
+        protection = Protection(recent=Tokens(1), template="kept")
+        found, _ = select(
+            score, held, torch.tensor([[[budget]]]), protection, UniformHeads(), template
+        )
+        assert found.flatten().nonzero().flatten().tolist() == sorted(kept)
+
+
 def test_what_is_not_held_never_comes_back():
     assert chosen([9.0, 1.0, 2.0], 3, held=[False, True, True]) == ([1, 2], False)
     assert chosen([9.0, 1.0, 2.0], 1, Protection(1, Tokens(0)), [False, True, True])[0] == [2]

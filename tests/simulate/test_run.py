@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import json
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -300,6 +301,50 @@ def test_processes_share_the_sequences_and_write_the_same_bytes(
     for name in ("kv", "vocab", "attention", "recommended", "summary"):
         one, other = (folder / f"{name}.parquet" for folder in (results_folder, tmp_path / "r"))
         assert one.read_bytes() == other.read_bytes(), name
+
+
+def test_a_head_file_that_was_edited_is_read_again(trace_folder: Path, tmp_path: Path) -> None:
+    spec, file = Trace(trace_folder).spec, tmp_path / "heads.json"
+    errors = []
+    for first in (1.0, 50.0):
+        rows = [[first, *[1.0] * (one.num_kv_heads - 1)] for one in spec.layers]
+        file.write_text(json.dumps(rows))
+        done = simulate(trace_folder, tmp_path / "r", make_plan([f"headkv:kept=0.3,file={file}"]))
+        assert done.num_computed == 5
+        errors.append(read_kv(tmp_path / "r")["output_error"].sum())
+    assert errors[0] != errors[1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "words"),
+    [
+        ("headkv:kept=0.5", UsageError, "file= is missing"),
+        ("duoattention:kept=0.5,file=/no/such/file.tsv", InputError, "/no/such/file.tsv"),
+    ],
+)
+def test_a_head_file_is_missed_before_anything_is_computed(
+    trace_folder: Path, tmp_path: Path, policy: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        simulate(trace_folder, tmp_path / "r", make_plan([policy]))
+
+
+def test_results_of_another_version_are_not_written_over(
+    results_folder: Path, trace_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(results_folder, tmp_path / "copy")
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(run | {"schema_version": 1}))
+    with pytest.raises(InputError, match="results of version 1"):
+        simulate(trace_folder, folder, make_plan(["h2o"]))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seed": -1}, {"bandwidths": (float("nan"), 1.0)}, {"bandwidths": (1.0, 0.0)}]
+)
+def test_numbers_that_cannot_be_are_refused_at_once(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        make_plan(["h2o"], **wrong)
 
 
 def test_no_processes_are_refused(trace_folder: Path, tmp_path: Path) -> None:

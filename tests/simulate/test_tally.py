@@ -10,7 +10,8 @@ import pytest
 from tests.kv.cases import Case, family, make_case, run_family
 from tracekit import schema
 from tracekit.kv.engine import NEVER
-from tracekit.simulate.columns import Stack
+from tracekit.kv.parse import parse
+from tracekit.simulate.columns import Stack, shares
 from tracekit.simulate.steps import step_buckets
 from tracekit.simulate.tally import Tally
 
@@ -114,3 +115,56 @@ def test_errors_of_a_layer_are_of_its_heads_together_and_of_all_the_mean_of_laye
     np.testing.assert_allclose(of_layers, by_layer)
     assert columns["output_error"][-1] == pytest.approx(np.mean(by_layer))
     assert (result.evicted_at_NLGT < NEVER).any()
+
+
+def test_what_is_stored_and_fetched_has_its_bytes() -> None:
+    case = make_case(rows=60, layers=2, size=4)
+    policies = [parse("quest:read=0.3,page=4+int4:group=2,residual=4+tier:fast=0.4")]
+    result = run_family(case, policies, POINT)
+    policy, layer = policies[0], case.layer
+    stack = Stack(
+        policies, case.cache.layers, result, point=POINT, needle_T=NEEDLE, bytes_per_number=2
+    )
+    tally = Tally()
+    tally.add(stack, 0)
+    _, index, columns = next(iter(tally.columns()))
+    found = result.measures
+    place = [tuple(one) for one in index].index((case.layers[1], 0))
+    held, closed, read, fetched = (
+        one[0, 1, 0].astype(float)
+        for one in (found.held_NLGR, found.closed_NLGR, found.read_NLGR, found.fetched_NLGR)
+    )
+    plain = 2 * (layer.head_dim + layer.value_dim)
+    size = closed * policy.transform.entry_bytes(layer, 2) + (held - closed) * plain
+    size = size + policy.transform.fixed_bytes(layer, 2)
+    assert closed.max() > 0
+    assert fetched.max() > 0
+    assert columns["kv_bytes"][place] == pytest.approx(size.mean())
+    assert columns["fetched_bytes"][place] == pytest.approx((size / held * fetched).mean())
+    index_bytes = policy.selector.index_bytes(layer, 2) * held
+    assert columns["read_bytes"][place] == pytest.approx((size / held * read + index_bytes).mean())
+    assert columns["hit_frac"][place] == pytest.approx(1 - fetched.sum() / read.sum())
+
+
+def test_a_basis_is_part_of_what_is_held() -> None:
+    case = make_case(rows=60, layers=2, size=4)
+    policies = [parse("lowrank:rank=0.5,residual=4")]
+    result = run_family(case, policies, POINT)
+    stack = Stack(
+        policies, case.cache.layers, result, point=POINT, needle_T=NEEDLE, bytes_per_number=2
+    )
+    fixed = policies[0].transform.fixed_bytes(case.layer, 2)
+    assert fixed > 0
+    found = result.measures
+    less = 2 * 8 - policies[0].transform.entry_bytes(case.layer, 2)
+    size = 2 * 8 * found.held_NLGR[0] - less * found.closed_NLGR[0] + fixed
+    np.testing.assert_allclose(stack.rows["held"][0], size.sum((0, 1)))
+
+
+def test_the_peak_is_that_of_each_cache_and_not_of_their_quotient() -> None:
+    held, full = np.array([8.0, 4.0]), np.array([8.0, 16.0])
+    names = ("padded", "read", "fetched", "state")
+    found = shares({"held": held, "full": full} | dict.fromkeys(names, held))
+    assert found["peak_frac"] == 8 / 16
+    assert found["kept_frac"] == (1 + 1 / 4) / 2
+    assert found["kept_end_frac"] == 1 / 4

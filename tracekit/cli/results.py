@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tracekit.schema import ANY, RECOMMENDED, STACKING, SUMMARY
+from tracekit.schema import ANY, RECOMMENDED, RESULTS_VERSION, STACKING, SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +39,14 @@ def read_results(folder: Path) -> tuple[dict[str, Any], str]:
     try:
         run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except ValueError as error:
-        msg = f"{folder / 'run.json'} is damaged ({error}); run tracekit simulate again."
+        msg = f"{folder / 'run.json'} is damaged ({error}); delete the folder and simulate again."
         raise InputError(msg) from error
+    if run.get("schema_version") != RESULTS_VERSION:
+        msg = (
+            f"{folder} holds results of version {run.get('schema_version')}, this tracekit reads "
+            f"{RESULTS_VERSION}; run tracekit simulate into a new folder."
+        )
+        raise InputError(msg)
     summary = _rows(folder, SUMMARY)
     rows = [row for row in summary if row["domain"] == ANY and row["bucket"] == ANY]
     stacking, recommended = _rows(folder, STACKING), _rows(folder, RECOMMENDED)

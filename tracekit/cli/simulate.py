@@ -97,7 +97,7 @@ def simulate(
     """
     from tracekit.cli.output import emit
     from tracekit.cli.progress import shown
-    from tracekit.errors import CellsFailedError, UsageError
+    from tracekit.errors import CellsFailedError, InputError, UsageError
     from tracekit.simulate.plan import make_plan
     from tracekit.simulate.run import simulate as run
 
@@ -123,6 +123,9 @@ def simulate(
     with shown(progress) as listener:
         done = run(trace, out, plan, jobs=jobs, progress=listener)
     found = done.num_computed + done.num_found
+    if not found and done.skipped and not done.failed:
+        msg = f"nothing of this applies to any sequence: {done.skipped[0]['why']}."
+        raise InputError(msg)
     emit(
         {
             "results": str(done.path),

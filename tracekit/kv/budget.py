@@ -136,6 +136,15 @@ class LayerBudget(ABC):
         del view
         return None
 
+    @property
+    def content(self) -> str:
+        """What the plan depends on beside its parameters: the hash of a file; empty for most."""
+        return ""
+
+    def require(self, cache: Cache) -> None:
+        """Raise, before anything is computed, if no plan can be made for a cache."""
+        del cache
+
     @abstractmethod
     def plan(
         self, cache: Cache, budget: int, num_tokens: int, observed: Sequence[torch.Tensor]

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from tracekit.errors import UsageError
 from tracekit.kv.attend import seen_outputs
 from tracekit.kv.reader import Outcome, Reader
-from tracekit.kv.refusals import refuse_nan, refuse_unlike
+from tracekit.kv.refusals import refuse_nan, refuse_places, refuse_unlike
 from tracekit.kv.select import select
 from tracekit.kv.totals import Totals
 from tracekit.kv.view import Future, View
@@ -72,6 +72,7 @@ class Engine:
         future: Future | None = None,
     ) -> None:
         refuse_unlike(policies)
+        refuse_places(policies[0], layer)
         self._num_sets = len(policies)
         self.policy = policies[0]
         self._needs = self.policy.scorer.needs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[str, list[Any]]]
 """Where a row stands, in words, and what is in it."""
+
+
+def hash_of(file: str) -> str:
+    """Return the SHA-256 of a file; empty if it cannot be read, which ``read_head_file`` tells."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def read_head_file(

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tracekit.errors import UsageError
-from tracekit.kv.amounts import Amount, parse_kept, parse_part
+from tracekit.kv.amounts import MOST_TOKENS, Amount, parse_kept, parse_part
 from tracekit.kv.attached import attached_as, attached_names
 from tracekit.kv.budget import HEAD_BUDGETS, LAYER_BUDGETS
 from tracekit.kv.policy import Policy
@@ -40,14 +40,24 @@ def parse(text: str) -> Policy:
     """
     first, *rest = text.split("+")
     name = first.partition(":")[0]
-    if name not in PRESETS.names() and name in attached_names():
+    if name in attached_names():
         first, rest = "full", [first, *rest]
     try:
         name, _, items = first.partition(":")
+        _refuse_name(name)
         return _build(PRESETS.get(name), _split(items), rest)
     except UsageError as error:
         msg = f"policy {text!r}: {error}"
         raise UsageError(msg) from error
+
+
+def _refuse_name(name: str) -> None:
+    """Raise if there is no such policy, nor a part that would stand alone."""
+    if not name:
+        msg = "a name is missing: write one such as h2o, or a part alone such as int4."
+        raise UsageError(msg)
+    if name not in PRESETS.names():
+        raise UsageError(unknown("policy", name, [*PRESETS.names(), *attached_names()]))
 
 
 def _split(rest: str) -> dict[str, str]:
@@ -132,7 +142,11 @@ def _value(name: str, hint: Any, text: str) -> Any:
     if Amount in (hint, *get_args(hint)):
         return parse_part(text) if name == "recent" else parse_kept(text)
     try:
-        return hint(text)
+        value = hint(text)
     except ValueError as error:
         msg = f"{name}={text!r} is no {hint.__name__}."
         raise UsageError(msg) from error
+    if hint in (int, float) and not abs(value) <= MOST_TOKENS:
+        msg = f"{name}={text} is no number that can be used: at most {MOST_TOKENS}."
+        raise UsageError(msg)
+    return value

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from tracekit.kv.policy import Policy
+    from tracekit.spec import LayerSpec
 
 
 def refuse_unlike(policies: Sequence[Policy]) -> None:
@@ -28,6 +29,19 @@ def refuse_unlike(policies: Sequence[Policy]) -> None:
         raise UsageError(msg)
     if len(policies) > 1 and (first.transform is not None or first.positions == "cache"):
         msg = "entries that are transformed or turned are replayed one policy at a time."
+        raise UsageError(msg)
+
+
+def refuse_places(policy: Policy, layer: LayerSpec) -> None:
+    """Raise if keys cannot be turned to their place in the cache.
+
+    Raises
+    ------
+    UsageError
+        If the layer's distances are ALiBi biases, which no rotation moves.
+    """
+    if policy.positions == "cache" and layer.alibi is not None:
+        msg = f"{policy.family}: positions=cache turns rotary keys, and layers have ALiBi biases."
         raise UsageError(msg)
 
 

@@ -93,7 +93,7 @@ class Schedule(ABC):
         A question is what lies between context and end of the prompt; where they are not apart it
         is taken to end the prompt, and plain text has none.
         """
-        point = self.start.find(spans)
+        point = self.point(spans)
         if point is None or spans.prompt_end is None:
             return False
         if spans.context_end is None:
@@ -146,7 +146,7 @@ class Every(Schedule):
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.above < 0:
-            msg = f"every={self.every} is at least 1 token, above={self.above} not negative."
+            msg = f"every={self.every} must be at least 1 token, above={self.above} not negative."
             raise UsageError(msg)
 
     @property

@@ -200,7 +200,7 @@ def _read_run(folder: Path) -> dict[str, Any]:
         )
         raise InputError(msg) from error
     except ValueError as error:
-        msg = f"{path} is damaged ({error}); run tracekit simulate again."
+        msg = f"{path} is damaged ({error}); delete the folder and simulate again."
         raise InputError(msg) from error
     version = run.get("schema_version") if type(run) is dict else None
     if version != RESULTS_VERSION:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -150,8 +151,11 @@ def make_plan(
     if any(size < 1 for size in sizes) or not 1 <= bytes_per_number <= MOST_BYTES:
         msg = f"candidate-set sizes are at least 1, bytes a number 1 to {MOST_BYTES}."
         raise UsageError(msg)
-    if bandwidths is not None and min(bandwidths) <= 0:
-        msg = f"bandwidths are above 0, unlike {bandwidths}."
+    if seed < 0:
+        msg = f"seed={seed} is not a number from 0 on."
+        raise UsageError(msg)
+    if bandwidths is not None and not all(0 < one < math.inf for one in bandwidths):
+        msg = f"bandwidths are finite and above 0, unlike {bandwidths}."
         raise UsageError(msg)
     kv, vocab = ([one] if isinstance(one, str) else one for one in (kv, vocab))
     if attention is None:

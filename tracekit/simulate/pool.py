@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
@@ -68,11 +71,30 @@ def run_sequences(
         initargs=(str(trace.path), out, plan, threads),
     )
     with pool:
+        with _deaf_children():
+            done = pool.map(_sequence, sequence_ids)
         try:
-            yield from pool.map(_sequence, sequence_ids)
+            yield from done
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=True, cancel_futures=True)
             raise
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach: this one stops them, their sequences finished.
+
+    What is ignored stays so in a process that is started meanwhile. Threads other than the main one
+    may not say what is ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _start(trace: str, out: Path, plan: Plan, threads: int) -> None:

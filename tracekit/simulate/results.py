@@ -117,6 +117,12 @@ def _refuse_foreign(path: Path, run: Mapping[str, Any]) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         msg = f"{path} holds something that is no results folder; give -o a new or empty folder."
         raise InputError(msg) from None
+    if there.get("schema_version") != run["schema_version"]:
+        msg = (
+            f"{path} holds results of version {there.get('schema_version')}, this tracekit writes "
+            f"{run['schema_version']}; give -o another folder."
+        )
+        raise InputError(msg)
     if theirs != run["trace"]["run_id"]:
         msg = f"{path} holds results of another trace (run {theirs}); give -o another folder."
         raise InputError(msg)

@@ -12,16 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracekit import schema
-from tracekit.errors import TraceError
 from tracekit.progress import Progress, Silent
 from tracekit.simulate.manifest import make_manifest
 from tracekit.simulate.plan import Plan, make_plan
 from tracekit.simulate.pool import run_sequences
 from tracekit.simulate.recommend import recommend
+from tracekit.simulate.requirements import require_capture
 from tracekit.simulate.results import Results
 from tracekit.simulate.shown import choose_sequences, shown_tokens
 from tracekit.simulate.stacking import stacking
-from tracekit.simulate.stacks import why_no_layer
 from tracekit.simulate.summary import summarise
 from tracekit.trace.reader import Trace
 from tracekit.trace.validate import require_whole
@@ -82,7 +81,7 @@ def simulate(
     """
     trace = trace if isinstance(trace, Trace) else Trace(trace)
     plan, progress, out = plan or make_plan(), progress or Silent(), Path(out)
-    _check_capture(trace, plan)
+    require_capture(trace, plan)
     require_whole(trace)
     with disk_errors(out):
         results = Results(out, make_manifest(trace, plan))
@@ -169,26 +168,3 @@ def _plain(rows: pa.Table) -> pd.DataFrame:
     frame: pd.DataFrame = rows.to_pandas()
     texts = frame.select_dtypes("category").columns
     return frame.astype(dict.fromkeys(texts, object))
-
-
-def _check_capture(trace: Trace, plan: Plan) -> None:
-    """Raise if the trace lacks what the plan needs, naming the capture that has it."""
-    if not trace.shards:
-        msg = f"{trace.path} holds no finished sequence yet; run the same record command to go on."
-        raise TraceError(msg)
-    if plan.families and trace.capture != "qkv":
-        msg = (
-            f"KV replay needs queries, keys and values: {trace.path} was recorded with --capture "
-            f"{trace.capture}, record it with --capture qkv, or name --vocab alone."
-        )
-        raise TraceError(msg)
-    why = why_no_layer(trace)
-    if plan.families and not plan.estimators and why is not None:
-        msg = f"{why}: {trace.spec.name} has nothing for --kv, name --vocab instead."
-        raise TraceError(msg)
-    if plan.estimators and trace.capture == "steps":
-        msg = (
-            f"vocabulary replay needs final hidden states: {trace.path} was recorded with "
-            "--capture steps, record it with --capture hidden or qkv."
-        )
-        raise TraceError(msg)

@@ -39,7 +39,7 @@ class Stacks:
     def __init__(self, trace: Trace, sequence_id: str, bytes_per_number: int) -> None:
         self._trace, self._sequence_id = trace, sequence_id
         stored = set(trace.stored_layers(sequence_id))
-        layers = [one for one in trace.spec.layers if one.index in stored and _can(one)]
+        layers = [one for one in trace.spec.layers if one.index in stored and can_replay(one)]
         self.cache = Cache(tuple(layers), bytes_per_number)
         self._last: tuple[list[LayerSpec], Reference] | None = None
 
@@ -79,13 +79,14 @@ class Stacks:
 def why_no_layer(trace: Trace) -> str | None:
     """Return why no layer of a trace's model can be replayed; None if some can."""
     layers = trace.spec.layers
-    if any(_can(one) for one in layers):
+    if any(can_replay(one) for one in layers):
         return None
     refusals = [one.refusal for one in layers if one.refusal]
     return f"no layer can be replayed ({refusals[0] if refusals else 'none holds keys'})"
 
 
-def _can(layer: LayerSpec) -> bool:
+def can_replay(layer: LayerSpec) -> bool:
+    """Return whether a layer has keys of its own and attention that could be checked."""
     return layer.holds_keys and not layer.refusal
 
 

@@ -107,7 +107,10 @@ class Worker:
     def _question(self, question: str, row: pd.Series[Any], names: list[str], done: Done) -> None:
         """Answer one question: compute missing cells, note skips and failures."""
         sequence_id, run_id = str(row["sequence_id"]), self._trace.manifest["run_id"]
-        keys = {name: self._plan.key(run_id, question, sequence_id, name) for name in names}
+        keys = {
+            name: self._plan.key(run_id, question, sequence_id, name + self._content(name))
+            for name in names
+        }
         missing = [name for name in names if not self._cells.has(keys[name])]
         compute = {"kv": self._kv, "vocab": self._vocabulary, "attention": self._attention}
         start = time.perf_counter()
@@ -133,6 +136,11 @@ class Worker:
             if name not in made and name not in failed
         ]
         done.keys[question] = [keys[name] for name in names if self._cells.has(keys[name])]
+
+    def _content(self, name: str) -> str:
+        """Return what a policy's numbers depend on beside its text: the content of its file."""
+        family = self._families.get(name)
+        return family[0].layers.content if family is not None else ""
 
     def _kv(self, row: pd.Series[Any], names: Sequence[str]) -> dict[str, pa.Table]:
         tables = replay_sequence(

@@ -20,6 +20,8 @@ TEXTS = [
     "h2o:reduce=sum,sinks=2,recent=3",
     "h2o:at=prompt",
     "h2o:every=3,above=12,grace=4",
+    "h2o:every=8",
+    "h2o:every=8,reduce=max",
     "snapkv:window=3",
     "snapkv:window=2,kernel=3,pool=max,order=group_pool,reduce=max",
     "snapkv:window=5,kernel=3,pool=max,recent=2,every=4",

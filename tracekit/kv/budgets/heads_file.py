@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tracekit.errors import InputError, UsageError
 from tracekit.kv.budget import LAYER_BUDGETS, Cache, LayerBudget
-from tracekit.kv.head_file import read_head_file
+from tracekit.kv.head_file import hash_of, read_head_file
 from tracekit.kv.scorer import Preset
 
 if TYPE_CHECKING:
@@ -52,6 +52,15 @@ class HeadsFile(LayerBudget):
         if not 0 <= self.head_floor <= 1:
             msg = f"head_floor={self.head_floor} is a part of the budget, in [0, 1]."
             raise UsageError(msg)
+
+    @property
+    def content(self) -> str:
+        """The hash of the file."""
+        return hash_of(self.file)
+
+    def require(self, cache: Cache) -> None:
+        """Raise if the file is missing, or is not as it must be."""
+        read_head_file(self.file, cache.layers, least=0)
 
     def plan(
         self, cache: Cache, budget: int, num_tokens: int, observed: Sequence[torch.Tensor]

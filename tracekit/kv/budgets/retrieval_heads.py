@@ -9,7 +9,7 @@ import numpy as np
 
 from tracekit.errors import UsageError
 from tracekit.kv.budget import LAYER_BUDGETS, Cache, LayerBudget
-from tracekit.kv.head_file import read_head_file
+from tracekit.kv.head_file import hash_of, read_head_file
 from tracekit.kv.scorer import Preset
 
 if TYPE_CHECKING:
@@ -55,6 +55,15 @@ class RetrievalHeads(LayerBudget):
         if self.stream < 1:
             msg = f"stream={self.stream} must be at least 1 entry."
             raise UsageError(msg)
+
+    @property
+    def content(self) -> str:
+        """The hash of the file."""
+        return hash_of(self.file)
+
+    def require(self, cache: Cache) -> None:
+        """Raise if the file is missing, or is not as it must be."""
+        read_head_file(self.file, cache.layers)
 
     def plan(
         self, cache: Cache, budget: int, num_tokens: int, observed: Sequence[torch.Tensor]

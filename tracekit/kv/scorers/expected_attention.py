@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from tracekit.kv.view import View
 
 
+MOST_FUTURE = 2**20
+"""Coming positions over which rotations are averaged."""
+
+
 @SCORERS.register("expected_attention")
 @dataclass(frozen=True)
 class ExpectedAttention(Scorer):
@@ -49,8 +53,8 @@ class ExpectedAttention(Scorer):
     presets: ClassVar = (Preset(name="expected", sinks=4),)
 
     def __post_init__(self) -> None:
-        if self.future < 1 or self.epsilon < 0:
-            msg = f"future={self.future} must be at least 1, epsilon={self.epsilon} not negative."
+        if not 1 <= self.future <= MOST_FUTURE or self.epsilon < 0:
+            msg = f"future={self.future} must be 1 to {MOST_FUTURE}, epsilon={self.epsilon} not negative."
             raise UsageError(msg)
 
     @property

@@ -74,7 +74,7 @@ class Redundancy(Scorer):
     def __post_init__(self) -> None:
         if self.round_tokens < 1 or self.rounds < 1 or self.deep_layer < -1:
             msg = (
-                f"round_tokens={self.round_tokens} and rounds={self.rounds} are at least 1, and "
+                f"round_tokens={self.round_tokens} and rounds={self.rounds} must be at least 1, and "
                 f"deep_layer={self.deep_layer} is the number of a layer, or -1 for none."
             )
             raise UsageError(msg)

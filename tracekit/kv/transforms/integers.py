@@ -56,7 +56,9 @@ class Integers(Transform):
 
     def __post_init__(self) -> None:
         if self.group < 1 or self.residual < 0:
-            msg = f"group={self.group} is at least 1 and residual={self.residual} not negative."
+            msg = (
+                f"group={self.group} must be at least 1 and residual={self.residual} not negative."
+            )
             raise UsageError(msg)
 
     @property
