@@ -372,7 +372,7 @@ KV_RESULTS = Table(
             "topk_overlap",
             _F32,
             "",
-            "keys read that are among as many most attended ones, at up to 16 rows, evenly spaced",
+            "keys read that are among as many most attended ones, at up to 8 rows, evenly spaced",
         ),
         Column(
             "oracle_overlap",

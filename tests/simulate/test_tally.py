@@ -51,7 +51,9 @@ def test_columns_equal_loops(name: str, text: str) -> None:
     size = 2 * (case.layer.head_dim + case.layer.value_dim)
     window = case.layer.window or 10**9
     num_heads = case.layer.num_kv_heads
-    for steps, index, columns in tally.columns():
+    buckets, index, by_steps = tally.columns()
+    for at, steps in enumerate(buckets):
+        columns = {key: values[at] for key, values in by_steps.items()}
         rows = range(POINT + steps.start, POINT + steps.end)
         for place, (layer, head) in enumerate(index):
             layers = range(2) if layer == schema.ALL else [list(case.layers).index(layer)]
@@ -107,8 +109,9 @@ def test_columns_equal_loops(name: str, text: str) -> None:
 def test_errors_of_a_layer_are_of_its_heads_together_and_of_all_the_mean_of_layers() -> None:
     case = make_case(rows=40, layers=2)
     tally, result = tallied(case, "knorm", "0.3")
-    steps, index, columns = next(iter(tally.columns()))
-    assert steps.name == schema.ANY
+    buckets, index, by_steps = tally.columns()
+    assert buckets[0].name == schema.ANY
+    columns = {key: values[0] for key, values in by_steps.items()}
     error_sq, norm_sq = result.measures.error_sq_NLHR[0], result.measures.norm_sq_LHR
     by_layer = [math.sqrt(error_sq[at].sum() / norm_sq[at].sum()) for at in range(2)]
     of_layers = columns["output_error"][(index[:, 0] >= 0) & (index[:, 1] == schema.ALL)]
@@ -127,7 +130,8 @@ def test_what_is_stored_and_fetched_has_its_bytes() -> None:
     )
     tally = Tally()
     tally.add(stack, 0)
-    _, index, columns = next(iter(tally.columns()))
+    _, index, by_steps = tally.columns()
+    columns = {key: values[0] for key, values in by_steps.items()}
     found = result.measures
     place = [tuple(one) for one in index].index((case.layers[1], 0))
     held, closed, read, fetched = (

@@ -22,8 +22,11 @@ CACHE_BYTES = 256 << 20
 """Full attention that a reference remembers; what is beyond is computed again for each family."""
 
 
-SAMPLE_ROWS = 16
-"""Rows of a sequence, and rows between them, at which kept sets are compared with the best ones."""
+SAMPLE_ROWS = 8
+"""Rows of a sequence, at most, at which kept sets are compared with the best ones."""
+
+SAMPLE_STEP = 16
+"""Rows between them, at least."""
 
 
 class FullRows(NamedTuple):
@@ -130,9 +133,9 @@ class Reference:
         return {one: self._accumulated[one, num_rows] for one in accumulators}
 
     def samples(self, point: int) -> set[int]:
-        """Return the scored rows at which sets of keys are compared: every 16th, at most 16."""
+        """Return the scored rows at which sets of keys are compared, evenly spaced."""
         num_scored = self.num_rows - point
-        return set(range(point, self.num_rows, max(SAMPLE_ROWS, -(-num_scored // SAMPLE_ROWS))))
+        return set(range(point, self.num_rows, max(SAMPLE_STEP, -(-num_scored // SAMPLE_ROWS))))
 
     def rank_LGK(self, row: int) -> torch.Tensor:
         """Return the rank of each key in a row's attention, meant over the group, 0 the highest."""

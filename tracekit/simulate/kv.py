@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from tracekit import schema
 from tracekit.kv.plan import make_shares, observe
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pandas as pd
+    import pyarrow as pa
 
     from tracekit.kv.budget import Cache
     from tracekit.kv.policy import Policy
@@ -165,22 +165,17 @@ def _rows(
         "is_clipped": tally.is_clipped,
         "is_clamped": tally.is_clamped,
     }
-    tables = [
-        schema.KV_RESULTS.build(
-            len(index),
-            shared
-            | columns
-            | {
-                "layer": index[:, 0],
-                "kv_head": index[:, 1],
-                "steps": steps.name,
-                "num_scored": steps.end - steps.start,
-                "is_idle": policy.evicts_only & (columns["num_evicted"] == 0),
-            },
-        )
-        for steps, index, columns in tally.columns()
-    ]
-    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    buckets, index, columns = tally.columns()
+    num_rows = len(index)
+    own = {
+        "layer": np.tile(index[:, 0], len(buckets)),
+        "kv_head": np.tile(index[:, 1], len(buckets)),
+        "steps": np.repeat([one.name for one in buckets], num_rows),
+        "num_scored": np.repeat([one.end - one.start for one in buckets], num_rows),
+        "is_idle": policy.evicts_only & (columns["num_evicted"].reshape(-1) == 0),
+    }
+    flat = {name: array.reshape(-1) for name, array in columns.items()}
+    return schema.KV_RESULTS.build(num_rows * len(buckets), shared | flat | own)
 
 
 BUCKETS = ((256, "< 256"), (1024, "256 - 1k"), (4096, "1k - 4k"), (16384, "4k - 16k"))

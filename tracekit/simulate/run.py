@@ -125,7 +125,7 @@ def _collect(trace: Trace, results: Results, plan: Plan, done: list[Done]) -> No
     rows["kv"] = _with_transfers(rows["kv"], plan.bandwidths)
     for name, table in tables.items():
         results.write_table(table, rows[name])
-    kv = _plain(rows["kv"])
+    kv = _plain(_whole(rows["kv"]))
     summary = summarise(kv, _plain(rows["vocab"]), seed=plan.seed)
     recommended = recommend(_plain(rows["attention"]), seed=plan.seed)
     stacked = stacking(kv, seed=plan.seed)
@@ -161,6 +161,16 @@ def _with_transfers(rows: pa.Table, bandwidths: tuple[float, float] | None) -> p
     time_s = pc.add(pc.divide(rows["read_bytes"], fast), pc.divide(rows["fetched_bytes"], slow))
     place = rows.schema.get_field_index("transfer_s")
     return rows.set_column(place, rows.schema.field(place), time_s)
+
+
+def _whole(rows: pa.Table) -> pa.Table:
+    """Return the KV results of all layers and all steps together, which summaries are made of."""
+    of_all = pc.and_(pc.equal(rows["layer"], schema.ALL), pc.equal(rows["kv_head"], schema.ALL))
+    names = rows["steps"].unify_dictionaries().combine_chunks() if rows.num_rows else None
+    if names is None:
+        return rows
+    is_any = pc.equal(names.cast(pa.string()), schema.ANY)
+    return rows.filter(pc.and_(of_all, is_any))
 
 
 def _plain(rows: pa.Table) -> pd.DataFrame:

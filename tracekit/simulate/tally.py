@@ -10,8 +10,6 @@ from tracekit import schema
 from tracekit.simulate.columns import Columns, mean_of, shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tracekit.simulate.columns import Stack
     from tracekit.simulate.steps import Steps
 
@@ -44,20 +42,24 @@ class Tally:
         self.is_clipped |= bool(result.is_clipped_N[n])
         self.is_clamped |= bool(result.is_clamped_N[n])
 
-    def columns(self) -> Iterator[tuple[Steps, np.ndarray, Columns]]:
-        """Yield, for each bucket of steps, (layer, KV head) of its rows and their columns."""
+    def columns(self) -> tuple[list[Steps], np.ndarray, Columns]:
+        """Return buckets of steps, (layer, KV head) of a bucket's rows, and the columns of all.
+
+        Columns are [buckets, rows]; the last row of a bucket is that of all layers together.
+        """
         index = np.concatenate([*self._index, [(schema.ALL, schema.ALL)]])
+        by_steps = []
         for place, steps in enumerate(self._steps):
             parts = [columns[place] for columns in self._columns]
             whole = self._whole(steps, parts)
-            yield (
-                steps,
-                index,
+            by_steps.append(
                 {
                     name: np.concatenate([*(part[name].reshape(-1) for part in parts), [value]])
                     for name, value in whole.items()
-                },
+                }
             )
+        columns = {name: np.stack([one[name] for one in by_steps]) for name in by_steps[0]}
+        return self._steps, index, columns
 
     def _whole(self, steps: Steps, parts: list[Columns]) -> dict[str, Any]:
         """Return the columns of all layers together: bytes row by row, the rest as means."""
