@@ -76,6 +76,7 @@ def run_sequences(
         try:
             yield from done
         except BaseException:
+            progress.say("stopping: the sequences in hand are finished first.")
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
