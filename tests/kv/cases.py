@@ -151,7 +151,6 @@ def cases(draw: st.DrawFn, *, min_rows: int = 1) -> Case:
     """Draw a case: heads, groups, lengths, ties, extreme values, windows, sinks, soft-caps."""
     groups, group_size = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     sinks = draw(st.none() | st.lists(st.floats(-5, 5), min_size=9, max_size=9))
-    slopes = draw(st.none() | st.just(tuple(2.0**-h for h in range(groups * group_size))))
     return make_case(
         layers=draw(st.integers(1, 2)),
         groups=groups,
@@ -163,9 +162,7 @@ def cases(draw: st.DrawFn, *, min_rows: int = 1) -> Case:
         whole=draw(st.booleans()),
         window=draw(st.none() | st.integers(1, 20)),
         softcap=draw(st.none() | st.just(5.0)),
-        alibi=slopes,
-        # No model has both, and beside a sink a bias by position is not one by distance.
-        sinks=None if sinks is None or slopes is not None else tuple(sinks[: groups * group_size]),
+        sinks=None if sinks is None else tuple(sinks[: groups * group_size]),
     )
 
 

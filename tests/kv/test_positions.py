@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import oracles_transforms as stored
@@ -63,7 +63,6 @@ def slows_of(case, policy):
 def test_turned_keys_equal_keys_that_are_turned_anew_for_each_row(
     case, evicting, stored_as, kept, data
 ):
-    assume(case.layer.alibi is None)
     point = data.draw(st.integers(1, case.num_rows - 1))
     policy = with_kept(evicting + stored_as, kept)
     assert_like_slow(

@@ -129,6 +129,16 @@ def test_recorded_types_give_what_the_slow_twin_gives(text, dtype):
         assert_like_slow(case, policy, n, result, atol=1e-6)
 
 
+@pytest.mark.parametrize("text", ["full", "h2o", "h2o:every=8", "snapkv:window=4", "tova", "knorm"])
+def test_biases_by_distance_are_those_of_the_slow_twin(text):
+    """Not among the random cases: they push old keys' weights below what scores can tell apart."""
+    case = make_case(rows=40, groups=2, group_size=2, alibi=(0.5, 0.25, 0.125, 0.0625))
+    policies = family(text, ["0.3", "9tok"])
+    result = run(case, policies, 24)
+    for n, policy in enumerate(policies):
+        assert_like_slow(case, policy, n, result)
+
+
 def test_every_preset_has_a_slow_twin_and_runs_beside_it():
     assert {parse(text).name for text in TEXTS} == set(PRESETS.names())
 
