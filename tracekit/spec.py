@@ -13,6 +13,9 @@ LayerKind = Literal["full", "sliding", "linear", "shared", "untapped"]
 
 RopeLayout = Literal["halves", "neighbours"]
 
+UNREAD_ROPE = "unread"
+"""Name and kind of a rotary embedding that turns keys in a way that no module of the model explains."""
+
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Kinds of rotary embeddings whose frequencies change once a sequence is longer than their own."""
 

@@ -16,15 +16,20 @@ from tests.kv.cases import (
     cases,
     family,
     make_case,
+    make_engine,
     run_family,
 )
 from tracekit.errors import InputError, UsageError
 from tracekit.kv import attend
 from tracekit.kv.engine import NEVER
+from tracekit.kv.measures import Measures
 from tracekit.kv.parse import parse
 from tracekit.kv.presets import PRESETS
+from tracekit.kv.reference import Reference
 from tracekit.kv.replay import Family, replay
 from tracekit.kv.schedule import Spans
+from tracekit.kv.step import step
+from tracekit.kv.sweep import sweep
 
 run = run_family
 
@@ -190,3 +195,45 @@ def test_recorded_rows_are_not_written_to():
     after = (case.query_LHTD, case.key_LGTD, case.value_LGTD)
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+PLAIN = [
+    "h2o:every=8",
+    "h2o:every=8,reduce=max",
+    "redundancy:every=9",
+    "snapkv:window=4",
+    "adakv:window=2",
+]
+
+
+@pytest.mark.parametrize("text", PLAIN)
+@pytest.mark.parametrize(
+    "spec", [{}, {"window": 14}, {"sinks": (0.0, 2.0, 1.0, -1.0)}, {"spread": 40.0}]
+)
+def test_rows_taken_together_measure_what_rows_read_in_order_do(text, spec):
+    case = make_case(rows=60, groups=2, group_size=2, **spec)
+    draw = np.random.default_rng(1)
+    projection_LEX = torch.tensor(draw.normal(size=(2, 5, 4 * case.layer.value_dim)))
+    names = ("query_LHTD", "key_LGTD", "value_LGTD")
+    tensors = dict(zip(names, case.rows(0, 60), strict=True))
+    reference = Reference(
+        **tensors, layer=case.layer, rope=case.rope, projection_LEX=projection_LEX
+    )
+    policies = family(text, ["0.2", "0.5", "1.0"])
+    decisions = policies[0].schedule.decisions(28, case.spans())
+    found = []
+    for way in (lambda engine: step(engine, reference, decisions), swept(reference, decisions)):
+        engine = make_engine(case, policies)
+        engine.absorb(*reference.rows(0, 28))
+        found.append(way(engine))
+    for name, one, other in zip(Measures._fields, *found, strict=True):
+        scale = 1 + np.abs(one.numpy()).max(initial=0, where=~np.isnan(one.numpy()))
+        np.testing.assert_allclose(
+            other.numpy() / scale, one.numpy() / scale, atol=1e-9, rtol=0, err_msg=name
+        )
+    assert (~found[0].overlap_NLGR.isnan()).any()
+    assert found[0].projected_sq_NLXR.shape[2] == 3
+
+
+def swept(reference, decisions):
+    return lambda engine: sweep([engine], reference, decisions)[0]

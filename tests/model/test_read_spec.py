@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests import architectures, tiny
 from tests.architectures import WINDOW
 from tests.model.test_tap import Watch, ids
-from tracekit.errors import ModelError
-from tracekit.measure.rope import rotate, undo
+from tracekit.errors import ModelError, UsageError
+from tracekit.measure.rope import layout_of, rotate, undo
 from tracekit.model import read_spec as read_spec_module
 from tracekit.model.read_rope import LAYOUTS, SHIFT, read_ropes, rope_of
 from tracekit.model.read_spec import CHECK_GATES, check_attention, read_spec
 from tracekit.model.tap import tap
-from tracekit.spec import LayerSpec, ModelSpec, RopeLayout
+from tracekit.spec import UNREAD_ROPE, LayerSpec, ModelSpec, RopeLayout
 
 
 def spec_of(family: str, **config: Any) -> ModelSpec:
@@ -406,3 +407,24 @@ def test_a_fingerprint_does_not_depend_on_name_threads_or_attention() -> None:
     finally:
         torch.set_num_threads(threads)
     assert (first.fingerprint, second.attention) == (second.fingerprint, "eager")
+
+
+@pytest.mark.parametrize("kind", ["gptj", "codegen"])
+def test_a_rotary_embedding_that_no_module_explains_is_named_so(kind):
+    """Keys turn, what the model says does not: a rule that needs the embedding must refuse."""
+    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "n_positions": 128}
+    config = AutoConfig.for_model(kind, vocab_size=64, bos_token_id=1, eos_token_id=1, **sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    spec = read_spec(model, name="x", num_tokens=64)
+    assert {layer.rope for layer in spec.layers} == {UNREAD_ROPE}
+    with pytest.raises(UsageError, match="could not be read"):
+        layout_of(spec.ropes[UNREAD_ROPE])
+
+
+def test_learned_positions_are_no_rotary_embedding():
+    config = AutoConfig.for_model(
+        "gpt2", n_embd=32, n_head=4, n_layer=2, vocab_size=64, bos_token_id=1, eos_token_id=1
+    )
+    spec = read_spec(AutoModelForCausalLM.from_config(config).eval(), name="x", num_tokens=64)
+    assert {layer.rope for layer in spec.layers} == {None}
+    assert not spec.ropes

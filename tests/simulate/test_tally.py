@@ -91,8 +91,7 @@ def test_columns_equal_loops(name: str, text: str) -> None:
             assert found["num_evicted"] == len(gone)
             if gone:
                 ages = [evicted_at[p] - p[2] for p in gone]
-                if layer != schema.ALL:
-                    assert found["evicted_age_tokens"] == pytest.approx(np.mean(ages))
+                assert found["evicted_age_tokens"] == pytest.approx(np.mean(ages))
             erased = [
                 all(evicted_at[at, g, j] <= rows[-1] for at, g in parts)
                 for j in range(rows[-1] + 1)

@@ -116,12 +116,12 @@ class LayerBudget(ABC):
     @property
     def looks(self) -> bool:
         """Whether the plan must know more of the layers than their shapes."""
-        return type(self).observe is not LayerBudget.observe
+        return self.needs != Needs()
 
     def observe(self, view: View) -> torch.Tensor | None:
         """Return what the plan must know of each layer of a stack at the first decision.
 
-        Called if ``needs`` names anything.
+        Called if the budget ``looks``.
 
         Parameters
         ----------

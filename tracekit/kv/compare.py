@@ -17,7 +17,6 @@ from tracekit.kv.measures import (
     projected_sq,
     sink_share,
 )
-from tracekit.measure.attention import visible_QK
 
 if TYPE_CHECKING:
     from tracekit.kv.engine import Engine
@@ -52,10 +51,8 @@ def compare(
         The first scored row.
     """
     num_rows, num_keys = output_NLHQD.shape[-2], outcome.weights_LGNMQK.shape[-1]
-    first, device = num_keys - num_rows, output_NLHQD.device
-    seen_QK = visible_QK(engine.layer, num_rows, num_keys, first_query=first, device=device)
     stays_NLGK = engine.evicted_at_NLGK[..., :num_keys] == NEVER
-    held_NLGR = count_seen(stays_NLGK, seen_QK)
+    held_NLGR = count_seen(stays_NLGK, engine.layer, num_rows)
     if engine.policy.is_plain:
         read_NLGR = held_NLGR
         mass_kept_NLHR, row_kl_NLHR = _plain(engine.layer, stays_NLGK, full)
@@ -63,13 +60,16 @@ def compare(
         read_NLGR = outcome.seen_NLGQK.sum(-1)
         mass_kept_NLHR, row_kl_NLHR = _chosen(engine.layer, outcome, full)
     num_sets = len(output_NLHQD)
-    error_sq_NLHQ = (output_NLHQD - full.output_LHQD).square().sum(-1)
+    delta_NLHQD = output_NLHQD - full.output_LHQD
+    error_sq_NLHQ = delta_NLHQD.square().sum(-1)
     norm_sq_LHQ = full.output_LHQD.square().sum(-1)
     return Measures(
         held_NLGR=held_NLGR.expand(num_sets, -1, -1, -1),
         read_NLGR=read_NLGR.expand(num_sets, -1, -1, -1),
         fetched_NLGR=outcome.fetched_NLGQ.expand(num_sets, -1, -1, -1),
-        closed_NLGR=count_seen(stays_NLGK & engine.closed_LGK[..., :num_keys], seen_QK),
+        closed_NLGR=count_seen(
+            stays_NLGK & engine.closed_LGK[..., :num_keys], engine.layer, num_rows
+        ).expand(num_sets, -1, -1, -1),
         error_sq_NLHR=error_sq_NLHQ,
         norm_sq_LHR=norm_sq_LHQ,
         cosine_NLHR=cosine_of(output_NLHQD.square().sum(-1), norm_sq_LHQ, error_sq_NLHQ),
@@ -78,11 +78,11 @@ def compare(
         overlap_NLGR=overlap(
             reference,
             point,
-            range(first, num_keys),
+            outcome.rows,
             lambda q: outcome.seen_NLGQK[..., q, :],
             outcome.seen_NLGQK.shape[:3],
         ).expand(num_sets, -1, -1, -1),
-        projected_sq_NLXR=projected_sq(output_NLHQD - full.output_LHQD, reference),
+        projected_sq_NLXR=projected_sq(delta_NLHQD, reference),
         projected_norm_sq_LXR=projected_sq(full.output_LHQD[None], reference)[0],
     )
 

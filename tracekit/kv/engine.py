@@ -122,7 +122,7 @@ class Engine:
         value_LGQD: torch.Tensor,
         accumulated: Mapping[Accumulator, torch.Tensor] | None = None,
     ) -> None:
-        """Take rows whose outputs nobody needs: those before the first decision.
+        """Take rows whose outputs nobody needs, or somebody has computed: see ``sweep``.
 
         Parameters
         ----------

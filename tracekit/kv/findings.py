@@ -10,7 +10,6 @@ from torch.nn.functional import pad
 
 from tracekit.kv.engine import NEVER
 from tracekit.kv.measures import Measures, cosine_of, count_seen, minus_log, overlap
-from tracekit.measure.attention import visible_QK
 
 if TYPE_CHECKING:
     from tracekit.kv.accumulate import Accumulator
@@ -120,11 +119,17 @@ class Findings:
         """Return what the engine's accumulators have after these rows."""
         return self._accumulated
 
+    def _held_NLGK(self, row: int) -> torch.Tensor:
+        """Return what one row sees of what is kept."""
+        held_NLGK = self._kept_NLGT[..., : row + 1].clone()
+        if self._layer.window is not None:
+            held_NLGK[..., : -self._layer.window] = False
+        return held_NLGK
+
     def measures(self) -> Measures[torch.Tensor]:
         """Return all of it; entries held follow from the decision alone."""
-        start, end, device = self._start, self._end, self._kept_NLGT.device
-        seen_RT = visible_QK(self._layer, end - start, end, first_query=start, device=device)
-        held_NLGR = count_seen(self._kept_NLGT, seen_RT)
+        start, end = self._start, self._end
+        held_NLGR = count_seen(self._kept_NLGT, self._layer, end - start)
         return Measures(
             held_NLGR=held_NLGR,
             read_NLGR=held_NLGR,
@@ -139,7 +144,7 @@ class Findings:
                 self._reference,
                 self._point,
                 range(start, end),
-                lambda r: self._kept_NLGT & seen_RT[r],
+                lambda r: self._held_NLGK(start + r),
                 held_NLGR.shape[:3],
             ),
             projected_sq_NLXR=self._projected_sq[1:],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import torch
+from torch.nn.functional import pad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,9 +127,23 @@ def projected_sq(vector_NLHQD: torch.Tensor, reference: Reference) -> torch.Tens
     return torch.cat([heads_NLGQ, projected_NLGQE.sum(2).square().sum(-1)[:, :, None]], dim=2)
 
 
-def count_seen(entries_NLGK: torch.Tensor, seen_QK: torch.Tensor) -> torch.Tensor:
-    """Return how many of some entries each row sees, int64 [N, L, G, Q]."""
-    return (entries_NLGK.float() @ seen_QK.T.float()).long()
+def count_seen(entries_NLGK: torch.Tensor, layer: LayerSpec, num_rows: int) -> torch.Tensor:
+    """Return how many of some entries each of the last rows sees, int64 [N, L, G, Q].
+
+    Parameters
+    ----------
+    entries_NLGK
+        bool, up to the last row's own.
+    layer
+        Its window.
+    num_rows
+        Q.
+    """
+    total_NLGK = entries_NLGK.cumsum(-1)
+    if layer.window is None:
+        return total_NLGK[..., -num_rows:]
+    left_NLGK = pad(total_NLGK, (layer.window, 0))[..., : -layer.window]
+    return (total_NLGK - left_NLGK)[..., -num_rows:]
 
 
 def sink_share(layer: LayerSpec, weights_LHQK: torch.Tensor) -> torch.Tensor:

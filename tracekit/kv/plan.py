@@ -8,7 +8,6 @@ from tracekit.errors import InputError, UsageError
 from tracekit.kv.allotment import Allotment
 from tracekit.kv.budget import LAYER_BUDGETS
 from tracekit.kv.engine import Engine
-from tracekit.kv.scorer import Needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,7 +34,7 @@ def observe(policy: Policy, reference: Reference, setting: Setting) -> torch.Ten
         Which layers of which cache, and where the sequence has its parts.
     """
     point, needs = policy.schedule.point(setting.spans), policy.layers.needs
-    if needs == Needs() or point is None or point >= reference.num_rows:
+    if not policy.layers.looks or point is None or point >= reference.num_rows:
         return None
     engine = Engine(
         reference.layer,
@@ -85,7 +84,7 @@ def make_shares(
 def _check(rows: Sequence[torch.Tensor], policy: Policy, setting: Setting) -> None:
     """Raise if what was observed is not a number for each layer of the cache."""
     name, layers = LAYER_BUDGETS.name_of(type(policy.layers)), setting.cache.layers
-    if policy.layers.needs != Needs() and len(rows) != len(layers):
+    if policy.layers.looks and len(rows) != len(layers):
         msg = (
             f"layers={name} shares out over all {len(layers)} layers that hold keys, but "
             f"{len(rows)} were observed: record them all, or choose another budget."

@@ -12,7 +12,7 @@ import torch
 
 from tracekit.errors import UsageError
 from tracekit.measure.attention import as_wide
-from tracekit.spec import LENGTH_DEPENDENT
+from tracekit.spec import LENGTH_DEPENDENT, UNREAD_ROPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,6 +38,12 @@ def layout_of(rope: RopeSpec) -> RopeLayout:
         msg = (
             f"rows under {rope.kind} rotary embeddings cannot be turned, because their frequencies "
             "change with the length of the sequence; use a policy that leaves rows as recorded."
+        )
+        raise UsageError(msg)
+    if rope.kind == UNREAD_ROPE:
+        msg = (
+            "the rotary embedding of this model could not be read; use a policy that leaves rows as "
+            "recorded."
         )
         raise UsageError(msg)
     if rope.layout is None:

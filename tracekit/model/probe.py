@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,11 @@ def probe_ids(config: Any, *, at_least: int = PROBE_TOKENS) -> torch.Tensor:
     small = [window for window in windows if window is not None and window < LONGEST_PROBE]
     num_tokens = max([at_least, *(window + 2 for window in small)])
     return (torch.arange(num_tokens)[None] * 7 + 5) % int(config.vocab_size)
+
+
+def takes_positions(model: Any) -> bool:
+    """Return whether a model can be told where its tokens stand."""
+    return "position_ids" in inspect.signature(model.forward).parameters
 
 
 def watch(model: Any, ids: torch.Tensor, *, shift: int | None = None) -> Seen:

@@ -68,7 +68,7 @@ def rope_of(
         changed in a way that no rope explains (learned positions).
     """
     size = float(moved_GKD.abs().max())
-    if float((key_GKD - moved_GKD).abs().max()) <= gate * size:
+    if is_same(key_GKD, moved_GKD, gate=gate):
         return None
     for name, rope in ropes.items():
         angle_F = SHIFT * torch.tensor(rope.inv_freq, dtype=torch.float64, device=key_GKD.device)
@@ -84,3 +84,8 @@ def rope_of(
         if errors[best] <= gate * size:
             return name, best
     return None
+
+
+def is_same(one: torch.Tensor, other: torch.Tensor, *, gate: float) -> bool:
+    """Return whether two tensors differ by no more than ``gate`` of the second's largest number."""
+    return bool((one - other).abs().max() <= gate * other.abs().max())

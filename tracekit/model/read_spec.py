@@ -13,15 +13,15 @@ from tracekit.model.cache_bytes import cache_layers
 from tracekit.model.fingerprint import fingerprint
 from tracekit.model.fit import fit_bias, is_straight
 from tracekit.model.head import read_head
-from tracekit.model.probe import BIAS_PROBE_TOKENS, check_causal, probe_ids, watch
+from tracekit.model.probe import BIAS_PROBE_TOKENS, check_causal, probe_ids, takes_positions, watch
 from tracekit.model.read_positions import read_positions
-from tracekit.model.read_rope import SHIFT, read_ropes, rope_of
-from tracekit.spec import LayerSpec, ModelSpec
+from tracekit.model.read_rope import SHIFT, is_same, read_ropes, rope_of
+from tracekit.spec import UNREAD_ROPE, LayerSpec, ModelSpec, RopeSpec
 
 if TYPE_CHECKING:
     from tracekit.model.probe import Seen
     from tracekit.model.tap import AttentionCall
-    from tracekit.spec import LayerKind, RopeLayout, RopeSpec
+    from tracekit.spec import LayerKind, RopeLayout
 
 CHECK_GATES = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 5e-2, "float16": 5e-2}
 """Largest error of recomputed attention outputs, relative to the largest output."""
@@ -67,10 +67,11 @@ def read_spec(model: Any, *, name: str, num_tokens: int, revision: str | None = 
         ids = probe_ids(config, at_least=BIAS_PROBE_TOKENS)
         seen = watch(model, ids)
         layers = _read_layers(seen, config.num_hidden_layers, gate=CHECK_GATES[dtype])
-    if ropes and seen.calls:
+    longest, trained = read_positions(model, ropes)
+    fits = longest is None or ids.shape[1] + SHIFT <= longest
+    if seen.calls and fits and takes_positions(model):
         moved = watch(model, ids, shift=SHIFT)
         layers, ropes = _with_ropes(layers, seen, moved, ropes, gate=SAME_GATES[dtype])
-    longest, trained = read_positions(model, ropes)
     return ModelSpec(
         name=name,
         revision=revision,
@@ -227,7 +228,9 @@ def _with_ropes(
     layers: list[LayerSpec], seen: Seen, moved: Seen, ropes: dict[str, RopeSpec], *, gate: float
 ) -> tuple[list[LayerSpec], dict[str, RopeSpec]]:
     """Return layers with the rope that turned their keys between two probes, ropes with layouts."""
-    named = list(layers)
+    named, unread = list(layers), dict[str, RopeSpec]()
+    # Keys that turn while what the model says stays: rotary. Learned positions change both.
+    is_relative = is_same(seen.end.hidden_BTE, moved.end.hidden_BTE, gate=gate)
     layouts: dict[str, set[RopeLayout]] = {name: set() for name in ropes}
     for at, layer in enumerate(layers):
         if not layer.num_heads:
@@ -237,8 +240,11 @@ def _with_ropes(
             name, layout = found
             named[at] = replace(layer, rope=name)
             layouts[name].add(layout)
+        elif is_relative and not is_same(before, after, gate=gate):
+            named[at] = replace(layer, rope=UNREAD_ROPE)
+            unread = {UNREAD_ROPE: RopeSpec(kind=UNREAD_ROPE, theta=0.0, inv_freq=())}
     # Layers that do not agree leave the layout unknown, which is refused where it matters.
-    return named, {
+    return named, unread | {
         name: replace(rope, layout=layouts[name].pop() if len(layouts[name]) == 1 else None)
         for name, rope in ropes.items()
     }

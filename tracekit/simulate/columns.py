@@ -125,19 +125,20 @@ class Stack:
             "evicted_age_tokens": np.where(num > 0, total_age / np.maximum(num, 1), np.nan),
             "churn": _with_all(later.sum(-1) / (end - start), np.mean),
             "erased_frac": erased,
-            "needle_kept": self._needle(np.arange(start, end), num.shape),
+            "needle_kept": self._needle(start, end, num.shape),
             "oracle_overlap": overlap if steps.name == schema.ANY else np.full(num.shape, np.nan),
         }
 
-    def _needle(self, row_R: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def _needle(self, start: int, end: int, shape: tuple[int, ...]) -> np.ndarray:
         """Return the part of needle entries that is held, mean over rows; null without a needle."""
         if not len(self._needle_T):
             return np.full(shape, np.nan)
-        # Evicted later than a row was read: a decision comes before the row that it is named by.
-        held = self.result.evicted_at_NLGT[..., self._needle_T][..., None] > row_R
+        # Rows before the one that a decision is named by still read what it evicts.
+        until = self.result.evicted_at_NLGT[..., self._needle_T].astype(np.int64)
         if self._layer.window is not None:
-            held &= self._needle_T[:, None] > row_R - self._layer.window
-        return _with_all(held.mean((-2, -1)), np.mean)
+            until = np.minimum(until, self._needle_T + self._layer.window)
+        num_rows = np.clip(until, start, end) - start
+        return _with_all(num_rows.mean(-1) / (end - start), np.mean)
 
     def _hits(self, steps: Steps) -> np.ndarray:
         """Return the part of what rows read that the fast tier held; null without one."""

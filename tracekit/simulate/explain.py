@@ -11,7 +11,7 @@ from tracekit.errors import UsageError
 from tracekit.kv.engine import NEVER
 from tracekit.registry import unknown
 from tracekit.simulate.kv import replays, spans_of
-from tracekit.simulate.requirements import require_capture
+from tracekit.simulate.refusals import refuse_impossible
 from tracekit.simulate.stacks import Stacks
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def explain(
         If there is no such sequence, layer or head.
     """
     rows = {str(row["sequence_id"]): row for _, row in trace.sequences.iterrows()}
-    require_capture(trace, plan)
+    refuse_impossible(trace, plan)
     if not plan.families:
         msg = "there is no policy to explain: name one with --kv."
         raise UsageError(msg)

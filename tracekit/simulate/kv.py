@@ -129,21 +129,17 @@ def _plan(
     stacks: Stacks, families: Sequence[Sequence[Policy]], spans: Spans, seed: int
 ) -> list[Family]:
     """Return the families with the frozen plans of their budgets, made over all layers."""
-    planned = [family for family in families if not family[0].layers.is_uniform]
-    seen: list[list[Any]] = [[] for _ in planned]
+    planned = [place for place, one in enumerate(families) if not one[0].layers.is_uniform]
     # A plan that looks at nothing needs no look at the layers.
-    looking = [place for place, family in enumerate(planned) if family[0].layers.looks]
-    if looking:
-        for layers, reference in stacks:
-            setting = _setting(stacks, layers, spans, seed)
-            for place in looking:
-                seen[place].append(observe(planned[place][0], reference, setting))
+    looking = [place for place in planned if families[place][0].layers.looks]
+    seen: dict[int, list[Any]] = {place: [] for place in planned}
+    for layers, reference in stacks if looking else ():
+        setting = _setting(stacks, layers, spans, seed)
+        for place in looking:
+            seen[place].append(observe(families[place][0], reference, setting))
     setting = _setting(stacks, (), spans, seed)
-    shares = {
-        id(family): make_shares(family, observed, setting)
-        for family, observed in zip(planned, seen, strict=True)
-    }
-    return [Family(tuple(family), shares.get(id(family))) for family in families]
+    shares = {place: make_shares(families[place], seen[place], setting) for place in planned}
+    return [Family(tuple(one), shares.get(place)) for place, one in enumerate(families)]
 
 
 def _rows(

@@ -17,7 +17,7 @@ from tracekit.simulate.manifest import make_manifest
 from tracekit.simulate.plan import Plan, make_plan
 from tracekit.simulate.pool import run_sequences
 from tracekit.simulate.recommend import recommend
-from tracekit.simulate.requirements import require_capture
+from tracekit.simulate.refusals import refuse_impossible
 from tracekit.simulate.results import Results
 from tracekit.simulate.shown import choose_sequences, shown_tokens
 from tracekit.simulate.stacking import stacking
@@ -81,7 +81,7 @@ def simulate(
     """
     trace = trace if isinstance(trace, Trace) else Trace(trace)
     plan, progress, out = plan or make_plan(), progress or Silent(), Path(out)
-    require_capture(trace, plan)
+    refuse_impossible(trace, plan)
     require_whole(trace)
     with disk_errors(out):
         results = Results(out, make_manifest(trace, plan))
@@ -166,10 +166,7 @@ def _with_transfers(rows: pa.Table, bandwidths: tuple[float, float] | None) -> p
 def _whole(rows: pa.Table) -> pa.Table:
     """Return the KV results of all layers and all steps together, which summaries are made of."""
     of_all = pc.and_(pc.equal(rows["layer"], schema.ALL), pc.equal(rows["kv_head"], schema.ALL))
-    names = rows["steps"].unify_dictionaries().combine_chunks() if rows.num_rows else None
-    if names is None:
-        return rows
-    is_any = pc.equal(names.cast(pa.string()), schema.ANY)
+    is_any = pc.equal(rows["steps"].cast(pa.string()), schema.ANY)
     return rows.filter(pc.and_(of_all, is_any))
 
 

@@ -64,8 +64,10 @@ class Tally:
     def _whole(self, steps: Steps, parts: list[Columns]) -> dict[str, Any]:
         """Return the columns of all layers together: bytes row by row, the rest as means."""
         joined = {name: np.concatenate([one[name][:, -1] for one in parts]) for name in parts[0]}
-        whole = {name: mean_of(array) for name, array in joined.items()}
-        whole["num_evicted"] = joined["num_evicted"].sum()
+        whole: dict[str, Any] = {name: mean_of(array) for name, array in joined.items()}
+        whole["num_evicted"] = (num := joined["num_evicted"]).sum()
+        ages = np.where(num > 0, joined["evicted_age_tokens"], 0) * num
+        whole["evicted_age_tokens"] = ages.sum() / num.sum() if num.any() else np.nan
         rows = {name: row_R[None, steps.rows] for name, row_R in self._rows.items()}
         whole |= {name: array[0] for name, array in shares(rows).items()}
         end = self._first_row + steps.end

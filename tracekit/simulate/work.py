@@ -180,7 +180,7 @@ def _all_or_each(
         return dict(compute(names)), {}
     except _FAILS as error:
         if len(names) == 1:
-            return {}, {names[0]: f"{type(error).__name__}: {error}"}
+            return {}, {names[0]: _sentence(error)}
     made: dict[str, pa.Table] = {}
     failed: dict[str, str] = {}
     for name in names:
@@ -188,6 +188,11 @@ def _all_or_each(
         made |= one
         failed |= why
     return made, failed
+
+
+def _sentence(error: Exception) -> str:
+    """Return what went wrong; our own errors are sentences, others need their kind."""
+    return str(error) if isinstance(error, TracekitError) else f"{type(error).__name__}: {error}"
 
 
 def _short(name: str) -> str:

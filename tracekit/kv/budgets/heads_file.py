@@ -13,6 +13,7 @@ from tracekit.kv.scorer import Preset
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     import torch
 
 
@@ -60,7 +61,7 @@ class HeadsFile(LayerBudget):
 
     def require(self, cache: Cache) -> None:
         """Raise if the file is missing, or is not as it must be."""
-        read_head_file(self.file, cache.layers, least=0)
+        self._number_X(cache)
 
     def plan(
         self, cache: Cache, budget: int, num_tokens: int, observed: Sequence[torch.Tensor]
@@ -75,8 +76,13 @@ class HeadsFile(LayerBudget):
             If the file is not as it must be, a number is negative, or none is above 0.
         """
         del budget, num_tokens, observed
+        number_X = self._number_X(cache)
+        return cache.by_layer(self.head_floor + (1 - self.head_floor) * number_X / number_X.mean())
+
+    def _number_X(self, cache: Cache) -> np.ndarray:
+        """Return the file's numbers, of which at least one is above 0."""
         number_X = read_head_file(self.file, cache.layers, least=0)
         if number_X.max() == 0:
             msg = f"head file {self.file} has no number above 0: write what each head is worth."
             raise InputError(msg)
-        return cache.by_layer(self.head_floor + (1 - self.head_floor) * number_X / number_X.mean())
+        return number_X

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tracekit.trace.reader import Trace
 
 
-def require_capture(trace: Trace, plan: Plan) -> None:
+def refuse_impossible(trace: Trace, plan: Plan) -> None:
     """Raise if a plan cannot be run on a trace.
 
     Raises
