@@ -9,11 +9,13 @@ from torch.nn.functional import pad
 
 from tracekit.errors import UsageError
 from tracekit.kv.attend import seen_outputs
+from tracekit.kv.gathered import gather, gathered_rows
 from tracekit.kv.reader import Outcome, Reader
 from tracekit.kv.refusals import refuse_nan, refuse_places, refuse_unlike
 from tracekit.kv.select import select
 from tracekit.kv.totals import Totals
 from tracekit.kv.view import Future, View
+from tracekit.measure.attention import as_wide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -164,6 +166,48 @@ class Engine:
             yield seen_outputs(outcome.weights_LGNMQK, value_LGKD), outcome
         if self.num_decisions:
             storage.close(self.held_NLGK)
+
+    def outputs(
+        self, query_LHQD: torch.Tensor, key_LGQD: torch.Tensor, value_LGQD: torch.Tensor
+    ) -> torch.Tensor:
+        """Take rows and return their attention outputs over what they read, [N, L, H, Q, D].
+
+        The same as ``read`` gives, of any number of rows; where a single policy reads all that is
+        held, as written, only that is touched.
+
+        Parameters
+        ----------
+        query_LHQD, key_LGQD, value_LGQD
+            Post-RoPE queries, keys and values of the next Q positions.
+        """
+        if self._num_sets == 1 and self.policy.is_plain:
+            self._append(query_LHQD, key_LGQD, value_LGQD)
+            return self._gathered(query_LHQD)[None]
+        start, num_rows = 0, query_LHQD.shape[-2]
+        parts = []
+        while start < num_rows:
+            stop = min(num_rows, start + self.room) if self.num_decisions else num_rows
+            rows = (one[..., start:stop, :] for one in (query_LHQD, key_LGQD, value_LGQD))
+            parts += [output_NLHQD for output_NLHQD, _ in self.read(*rows)]
+            start = stop
+        return torch.cat(parts, dim=-2)
+
+    def _gathered(self, query_LHQD: torch.Tensor) -> torch.Tensor:
+        """Return the outputs [L, H, Q, D] of the newest rows, which are appended."""
+        first_row = self.num_tokens - query_LHQD.shape[-2]
+        held_LGK = self.evicted_at_NLGK[0] == NEVER
+        if self.layer.window is not None:
+            held_LGK[..., : max(0, first_row + 1 - self.layer.window)] = False
+        storage = self._reader.storage
+        entries = gather(storage.key_LGKD, storage.value_LGKD, held_LGK)
+        parts = []
+        for start, weights_LGMQC in gathered_rows(
+            as_wide(query_LHQD), entries, first_row, self.layer
+        ):
+            output_LGXD = weights_LGMQC.flatten(2, 3) @ entries.value_LGCD
+            parts.append(output_LGXD.unflatten(2, weights_LGMQC.shape[2:4]).flatten(1, 2))
+            self._totals.add_gathered(weights_LGMQC, entries.position_LGC, first_row + start)
+        return torch.cat(parts, dim=-2) if len(parts) > 1 else parts[0]
 
     def score(self) -> torch.Tensor:
         """Return the scores of all keys as they are now, [N, L, G, K]; axes may be 1.

@@ -72,6 +72,37 @@ class Totals:
             part_NLXK = state_NLXK[..., : rows.stop]
             part_NLXK.copy_(one.add(part_NLXK, outcome.weights_LGNMQK, rows.start))
 
+    def add_gathered(
+        self, weights_LGMQC: torch.Tensor, position_LGC: torch.Tensor, first_row: int
+    ) -> None:
+        """Take in the attention of some rows of one policy over gathered entries.
+
+        Parameters
+        ----------
+        weights_LGMQC
+            Attention weights; 0 at places that hold nothing.
+        position_LGC
+            Position of each place; there is room for their keys already.
+        first_row
+            Position of the first row.
+        """
+        if not self._states:
+            return
+        num_keys = next(iter(self._states.values())).shape[-1]
+        place_LGC = position_LGC.where(position_LGC < num_keys, 0)
+        received_LGC = weights_LGMQC.sum((2, 3))
+        for one, state_NLXK in self._states.items():
+            factor = one.factor(self._layer.group_size)
+            if factor is not None:
+                state_NLXK[0].scatter_add_(-1, place_LGC, factor * received_LGC)
+                continue
+            end = first_row + weights_LGMQC.shape[3]
+            wide = weights_LGMQC.new_zeros(*weights_LGMQC.shape[:-1], num_keys)
+            at = place_LGC[:, :, None, None].expand_as(weights_LGMQC)
+            wide_LGMQK = wide.scatter_add_(-1, at, weights_LGMQC)[..., :end]
+            part_NLXK = state_NLXK[..., :end]
+            part_NLXK.copy_(one.add(part_NLXK, wide_LGMQK[:, :, None], first_row))
+
     def spread(self, num_sets: int) -> None:
         """Give each of N policies a state of its own, once their kept sets differ."""
         self._states = {

@@ -78,14 +78,14 @@ def bypassing_hooks(decoder: Any, told: Callable[[int, Attended], None]) -> Iter
         The handle of each hook as soon as it is there to be removed.
     """
     for module in decoder.modules():
-        if _bypasses(module):
+        if bypasses(module):
             watch = _ModuleWatch(layer_number(module), told)
             yield module.register_forward_pre_hook(watch.enter, with_kwargs=True)
             # Always: what is watched ends with the module, also where it raises.
             yield module.register_forward_hook(watch.leave, always_call=True)
 
 
-def _bypasses(module: Any) -> bool:
+def bypasses(module: Any) -> bool:
     """Return whether a module is an attention whose file does not know the table of functions."""
     # By the name: mixers of recurrent layers have numbers too, and would pay for being watched.
     if layer_number(module) is None or "attention" not in type(module).__name__.lower():

@@ -1,4 +1,4 @@
-"""An attention function of transformers, replaced under its own name by one that tells of calls.
+"""An attention function of transformers, replaced under its own name by one that stands around it.
 
 A new name would lose masks and sinks in models whose code branches on it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -17,21 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-class After(Protocol):
-    """What is done after each call of an attention function, of whatever model."""
+class Around(Protocol):
+    """What is done in place of an attention function, of whatever model."""
 
     def __call__(
         self,
+        attend: Callable[[], Any],
         module: Any,
         query: Any,
         key: Any,
         value: Any,
         mask: Any,
-        output: Any,
         /,
         **kwargs: Any,
-    ) -> None:
-        """See what the function was given, and the output [B, Q, H, D] that it returned."""
+    ) -> Any:
+        """Return what the function would: the output [B, Q, H, D], then weights or None.
+
+        Calling ``attend`` calls the function itself.
+        """
 
 
 def implementations(model: Any) -> set[str]:
@@ -42,14 +46,14 @@ def implementations(model: Any) -> set[str]:
 
 
 @contextmanager
-def overridden(name: str, after: After) -> Iterator[None]:
-    """Put a function that calls the original, then ``after``, under the original's name."""
+def overridden(name: str, around: Around) -> Iterator[None]:
+    """Put ``around`` under the name of an attention function."""
     table = ALL_ATTENTION_FUNCTIONS
     original = table.get(name)
     # An override that someone else has put here is called, kept, and put back.
     before = table._local_mapping.get(name)
 
-    def watched(
+    def instead(
         module: Any,
         query: Any,
         key: Any,
@@ -59,11 +63,10 @@ def overridden(name: str, after: After) -> Iterator[None]:
         **kwargs: Any,
     ) -> Any:
         function = original or _eager_function(module)
-        output = function(module, query, key, value, attention_mask, *args, **kwargs)
-        after(module, query, key, value, attention_mask, output[0], **kwargs)
-        return output
+        attend = partial(function, module, query, key, value, attention_mask, *args, **kwargs)
+        return around(attend, module, query, key, value, attention_mask, **kwargs)
 
-    table[name] = watched
+    table[name] = instead
     try:
         yield
     finally:

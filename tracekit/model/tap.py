@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tracekit.model.bypass import Attended
-    from tracekit.model.override import After
+    from tracekit.model.override import Around
 
 _OPEN = threading.Lock()
 """Held while a tap is open: the table of attention functions is shared by the whole process."""
@@ -127,32 +127,52 @@ def tap(model: Any, observer: Observer) -> Iterator[None]:
     ModelError
         From the model's forward pass: its head reads something else than its decoder returns.
     """
+    with alone(), ExitStack() as stack:
+        around = _tell_attention(layers_by_module(model), observer)
+        for name in implementations(model):
+            stack.enter_context(overridden(name, around))
+        for handle in bypassing_hooks(decoder_of(model), _tell_bypassing(observer)):
+            stack.callback(handle.remove)
+        for handle in _PassHooks(observer).install(model):
+            stack.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Hold the table of attention functions until the block ends.
+
+    Raises
+    ------
+    UsageError
+        If somebody holds it already, in this thread or another.
+    """
     if not _OPEN.acquire(blocking=False):
         msg = "a tap is open already; close it before the next one is opened."
         raise UsageError(msg)
     try:
-        with ExitStack() as stack:
-            after = _tell_attention(layers_by_module(model), observer)
-            for name in implementations(model):
-                stack.enter_context(overridden(name, after))
-            for handle in bypassing_hooks(decoder_of(model), _tell_bypassing(observer)):
-                stack.callback(handle.remove)
-            for handle in _PassHooks(observer).install(model):
-                stack.callback(handle.remove)
-            yield
+        yield
     finally:
         _OPEN.release()
 
 
-def _tell_attention(layers: dict[int, int], observer: Observer) -> After:
-    """Return what is done after each call of an attention function: decoder layers are told of."""
+def _tell_attention(layers: dict[int, int], observer: Observer) -> Around:
+    """Return what calls an attention function and then tells of it, if a decoder layer asked."""
 
     def tell(
-        module: Any, query: Any, key: Any, value: Any, mask: Any, output: Any, /, **kwargs: Any
-    ) -> None:
+        attend: Callable[[], Any],
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        mask: Any,
+        /,
+        **kwargs: Any,
+    ) -> Any:
+        output = attend()
         layer = layers.get(id(module))
         if layer is None:
-            return
+            return output
         scale = kwargs.get("scaling")
         observer.attention(
             AttentionCall(
@@ -165,10 +185,11 @@ def _tell_attention(layers: dict[int, int], observer: Observer) -> After:
                 softcap=kwargs.get("softcap"),
                 window=kwargs.get("sliding_window"),
                 sinks_H=kwargs.get("s_aux"),
-                output_BQHD=output,
+                output_BQHD=output[0],
                 extras=tuple(name for name in _EXTRAS if kwargs.get(name) is not None),
             )
         )
+        return output
 
     return tell
 

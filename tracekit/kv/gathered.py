@@ -1,0 +1,105 @@
+"""Rows over what is held, gathered: where little is held, little is read.
+
+The engine's other way masks what is gone; here the entries that each KV head holds are brought
+together first. Both are the same attention.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from tracekit.kv.attend import row_blocks
+from tracekit.kv.packed import cache_order
+from tracekit.measure.attention import weights_HQK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracekit.spec import LayerSpec
+
+NOWHERE = torch.iinfo(torch.int64).max
+"""Position of a place that holds no entry: no row sees it."""
+
+
+class Gathered(NamedTuple):
+    """Entries that the KV heads of a stack hold, at C places; shorter heads leave places empty.
+
+    Parameters
+    ----------
+    key_LGCD, value_LGCD
+        Entries, in the order of the text.
+    position_LGC
+        Their positions, int64; ``NOWHERE`` where there is none.
+    """
+
+    key_LGCD: torch.Tensor
+    value_LGCD: torch.Tensor
+    position_LGC: torch.Tensor
+
+
+def gather(key_LGKD: torch.Tensor, value_LGKD: torch.Tensor, held_LGK: torch.Tensor) -> Gathered:
+    """Return what is held, brought together.
+
+    Parameters
+    ----------
+    key_LGKD, value_LGKD
+        All entries.
+    held_LGK
+        bool.
+    """
+    if bool(held_LGK.all()):
+        position_K = torch.arange(held_LGK.shape[-1], device=held_LGK.device)
+        return Gathered(key_LGKD, value_LGKD, position_K.expand(held_LGK.shape))
+    count_LG = held_LGK.sum(-1)
+    most = int(count_LG.max())
+    index_LGC = cache_order(held_LGK)[..., :most]
+    place_C = torch.arange(most, device=held_LGK.device)
+    position_LGC = index_LGC.masked_fill(place_C >= count_LG[..., None], NOWHERE)
+    at_LGCD = index_LGC[..., None]
+    return Gathered(
+        key_LGKD.gather(2, at_LGCD.expand(-1, -1, -1, key_LGKD.shape[-1])),
+        value_LGKD.gather(2, at_LGCD.expand(-1, -1, -1, value_LGKD.shape[-1])),
+        position_LGC,
+    )
+
+
+def gathered_rows(
+    query_LHQD: torch.Tensor, entries: Gathered, first_row: int, layer: LayerSpec
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield attention weights of rows over gathered entries, in blocks of bounded size.
+
+    Parameters
+    ----------
+    query_LHQD
+        Queries of Q rows.
+    entries
+        What they read; a row sees those up to its own position that its window holds.
+    first_row
+        Position of the first row.
+    layer
+        The spec that the layers share.
+
+    Yields
+    ------
+    tuple
+        Number of the first row of a block, and weights [L, G, M, rows, C].
+    """
+    num_heads, num_rows = query_LHQD.shape[1:3]
+    key_LGCD, position_LGC = entries.key_LGCD, entries.position_LGC[:, :, None, None]
+    row_bytes = len(key_LGCD) * num_heads * key_LGCD.shape[2] * key_LGCD.element_size()
+    for start, end in row_blocks(0, num_rows, row_bytes):
+        row_Q1 = torch.arange(first_row + start, first_row + end, device=key_LGCD.device)[:, None]
+        seen_LGMQC = position_LGC <= row_Q1
+        if layer.window is not None:
+            seen_LGMQC &= position_LGC > row_Q1 - layer.window
+        packed = (query_LHQD[:, :, start:end] * layer.scale).unflatten(1, (layer.num_kv_heads, -1))
+        logits = (packed.flatten(2, 3) @ key_LGCD.transpose(-1, -2)).unflatten(2, packed.shape[2:4])
+        if layer.softcap is not None:
+            logits = layer.softcap * torch.tanh(logits / layer.softcap)
+        if layer.alibi is not None:
+            slope = logits.new_tensor(layer.alibi).reshape(layer.num_kv_heads, -1, 1, 1)
+            logits = logits + slope * position_LGC.where(position_LGC < NOWHERE, 0)
+        logits = logits.masked_fill(~seen_LGMQC, -torch.inf).flatten(1, 2)
+        yield start, weights_HQK(logits, layer).unflatten(1, (layer.num_kv_heads, -1))

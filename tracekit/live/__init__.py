@@ -1,0 +1,1 @@
+"""The KV engine inside a model: rows after the eviction point run anew, layer by layer, exactly."""
