@@ -40,6 +40,7 @@ class SlowLayer:
     log: list[list[dict[int, float]]] = field(default_factory=list)
     evicted_at: list[dict[int, int]] = field(default_factory=list)
     clipped: bool = False
+    influence_PHTD: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for _ in range(self.layer.num_kv_heads):
@@ -156,6 +157,19 @@ def row_kl(pruned: dict[int, float], full: dict[int, float]) -> float:
     total = sum(a * math.log(a / full[j]) for j, a in pruned.items() if a > 0 and full[j] > 0)
     rest, full_rest = 1 - sum(pruned.values()), 1 - sum(full.values())
     return total + (rest * math.log(rest / full_rest) if min(rest, full_rest) > 1e-12 else 0.0)
+
+
+def influence(cache: SlowLayer, delta_HRD: np.ndarray, first: int) -> np.ndarray:
+    """Return gradient times change of output, [G, P, R], of the rows from a position on."""
+    num_probes, num_groups = len(cache.influence_PHTD), cache.layer.num_kv_heads
+    found_GPR = np.zeros((num_groups, num_probes, delta_HRD.shape[1]))
+    for g in range(num_groups):
+        for p in range(num_probes):
+            for r in range(delta_HRD.shape[1]):
+                for h in cache.heads_of(g):
+                    gradient_D = cache.influence_PHTD[p, h, first + r]
+                    found_GPR[g, p, r] += sum(gradient_D * delta_HRD[h, r])
+    return found_GPR
 
 
 def zero_scores(cache: SlowLayer, group: int) -> dict[int, float]:

@@ -157,3 +157,27 @@ def later_rows(cache: SlowLayer, group: int) -> Iterator[Row]:
     for t in range(cache.seen, cache.key_GTD.shape[1]):
         for h in cache.heads_of(group):
             yield cache.attention(h, t, sorted(cache.held[group]) + list(range(cache.seen, t + 1)))
+
+
+def influence_scores(cache: SlowLayer, group: int) -> Row:
+    """Score of ``influence``: squared effects of each key's absence, a block of 16 rows at a time."""
+    held, num_rows = sorted(cache.held[group]), cache.key_GTD.shape[1]
+    harm = dict.fromkeys(held, 0.0)
+    for gradient_HTD in cache.influence_PHTD:
+        for start in range(cache.seen, num_rows, 16):
+            moved, bound = dict.fromkeys(held, 0.0), dict.fromkeys(held, 0.0)
+            for t in range(start, min(start + 16, num_rows)):
+                for h in cache.heads_of(group):
+                    row = cache.attention(h, t, held + list(range(cache.seen, t + 1)))
+                    gradient_D, output_D = gradient_HTD[h, t], cache.output(row, group)
+                    for j in held:
+                        a, value_D = min(row.get(j, 0.0), 1 - 1e-6), cache.value_GTD[group, j]
+                        change_D = a / (1 - a) * (output_D - value_D)
+                        moved[j] += float(gradient_D @ change_D)
+                        size = np.linalg.norm(output_D) + np.linalg.norm(value_D)
+                        bound[j] += a / (1 - a) * float(np.linalg.norm(gradient_D) * size)
+            for j in held:
+                # What rounding alone can make counts as nothing.
+                if abs(moved[j]) > 1e-10 * bound[j]:
+                    harm[j] += moved[j] ** 2 / len(cache.influence_PHTD)
+    return harm

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """Raised when a table changes so that older readers would misread it."""
 
-RESULTS_VERSION = 2
+RESULTS_VERSION = 3
 """The same for tables of results, which are computed anew more lightly than a trace is recorded."""
 
 ALL = -1
@@ -156,6 +156,8 @@ SEQUENCES = Table(
         ),
         Column("check", _STR, "", "JSON: how the answer can be judged"),
         Column("sampler", _STR, "", "JSON: generation settings"),
+        Column("probed_from", _I32, "tokens", "first row with influence probes; null: none"),
+        Column("unprobed", _STR, "", "why probes that were asked for are not there"),
     ),
 )
 
@@ -285,7 +287,12 @@ TENSORS = Table(
     "a block of a tensor",
     (
         _SEQUENCE,
-        Column("kind", _ID, "", "hidden [T, E]; query [H, T, D]; key, value [G, T, D]"),
+        Column(
+            "kind",
+            _ID,
+            "",
+            "hidden [T, E]; query [H, T, D]; key, value [G, T, D]; influence [H, T, D']",
+        ),
         Column("layer", _I16, "", "layer number; -1 for the final hidden state"),
         Column("probe", _I16, "", "number of the influence probe; null elsewhere"),
         Column("first_position", _I32, "tokens", "position of the block's first row"),
@@ -386,13 +393,74 @@ KV_RESULTS = Table(
         Column("churn", _F32, "entries a step", "evictions after the first decision, a head"),
         Column("kl_nats", _F32, "nats a token", "KL of the next-token distributions (propagated)"),
         Column("kl_predicted_nats", _F32, "nats a token", "the same foretold from probes"),
+        Column("kl_predicted_se_nats", _F32, "nats a token", "standard error over probes"),
         Column(
             "noise_kl_nats", _F32, "nats a token", "KL between two runs that differ by rounding"
         ),
+        Column("jsd_nats", _F32, "nats a token", "Jensen-Shannon divergence of the same"),
         Column("nll_full", _F32, "nats a token", "surprisal under the full cache"),
         Column("nll_pruned", _F32, "nats a token", "surprisal under the reduced cache"),
         Column("same_top_frac", _F32, "", "steps whose most likely token stays the same"),
         _SCORED,
+    ),
+)
+
+LOGITS = Table(
+    "logits",
+    "a scored step of a policy at level propagated: the next-token distribution under both caches",
+    (
+        _SEQUENCE,
+        _DOMAIN,
+        Column("policy", _ID, "", "canonical text of the policy"),
+        Column("family", _ID, "", "short name, the same for all kept fractions of a policy"),
+        Column("position", _I32, "tokens", "position of the predicted token"),
+        Column("distance", _I32, "steps", "steps after the eviction point, from 1"),
+        Column("nll_full", _F64, "nats", "surprisal of the recorded token under the full cache"),
+        Column("nll_pruned", _F64, "nats", "under the reduced cache"),
+        Column("kl_nats", _F64, "nats", "KL(full || pruned)"),
+        Column("jsd_nats", _F64, "nats", "Jensen-Shannon divergence"),
+        Column("delta_p", _F64, "", "probability of the recorded token, pruned - full"),
+        Column("entropy_full_nats", _F64, "nats", "entropy under the full cache"),
+        Column("top1_margin_full", _F64, "nats", "logit of full's best less its second best"),
+        Column(
+            "margin_pruned",
+            _F64,
+            "nats",
+            "pruned logit of full's best less the best other: negative where it flipped",
+        ),
+        Column("same_top", _BOOL, "", "the most likely token stays the same"),
+        Column("hit", _BOOL, "", "the most likely token under the reduced cache is the recorded"),
+        Column("hit_full", _BOOL, "", "the same under the full cache"),
+        Column("is_given", _BOOL, "", "of a text that was given, not made by the model"),
+        Column("is_answer", _BOOL, "", "token of a marked answer"),
+        Column("is_needle", _BOOL, "", "token that also stands in the needle of the prompt"),
+    ),
+)
+
+LOGIT_STATS = Table(
+    "logit_stats",
+    "a statistic of the scored steps of a policy at level propagated, by group of steps",
+    (
+        Column("policy", _ID, "", "canonical text of the policy"),
+        Column("family", _ID, "", "short name, the same for all kept fractions of a policy"),
+        Column("kept_frac", _F64, "", "bytes held over the full cache's, mean over sequences"),
+        Column("convention", _ID, "", "how steps are read and errors made: tracekit or llama.cpp"),
+        Column(
+            "grouping",
+            _ID,
+            "",
+            "all, domain, bucket (length), distance (from the eviction point), entropy, needle",
+        ),
+        Column("group", _ID, "", "which of them"),
+        Column("statistic", _ID, "", "what is told, in llama.cpp's order"),
+        Column("unit", _ID, "", "its unit; empty for a share"),
+        Column("value", _F64, "", "its value over all steps alike (micro average)"),
+        Column("macro", _F64, "", "of means over sequences of each one's mean (macro average)"),
+        Column("low", _F64, "", "lower end of the 95 % bootstrap interval over sequences"),
+        Column("high", _F64, "", "upper end"),
+        Column("error", _F64, "", "Gaussian standard error over tokens (llama.cpp's convention)"),
+        Column("n", _I32, "sequences", "sequences"),
+        Column("num_steps", _I64, "steps", "scored steps"),
     ),
 )
 
@@ -503,6 +571,62 @@ ATTENTION_RESULTS = Table(
     ),
 )
 
+_RULE = Column("rule", _ID, "", "what is done to one layer alone; its identity")
+
+LAYER_RESULTS = Table(
+    "layers",
+    "a layer (KV head -1) or a KV head of it under a rule on one sequence, all others full",
+    (
+        _SEQUENCE,
+        _DOMAIN,
+        _RULE,
+        _LAYER,
+        Column("kv_head", _I16, "", "key-value head"),
+        _LEVEL,
+        Column("target_frac", _F32, "", "what the rule was asked to keep of the tokens seen"),
+        Column(
+            "dropped_entries_frac", _F64, "", "entries that rows dropped; null where they are kept"
+        ),
+        Column(
+            "kept_frac",
+            _F64,
+            "",
+            "entries held there over those of the full cache; null for rows and transforms",
+        ),
+        Column("is_idle", _BOOL, "", "the rule found nothing to drop there: no measurement"),
+        Column("nll_full", _F64, "nats a token", "surprisal under the full cache"),
+        Column("nll_pruned", _F64, "nats a token", "surprisal with the layer changed"),
+        Column("kl_nats", _F64, "nats a token", "KL of the next-token distributions"),
+        Column("kl_predicted_nats", _F64, "nats a token", "the same foretold from probes"),
+        Column(
+            "noise_kl_nats", _F64, "nats a token", "KL of the same rows run anew: rounding alone"
+        ),
+        Column("same_top_frac", _F64, "", "steps whose most likely token stays the same"),
+        _SCORED,
+    ),
+)
+
+LAYER_SUMMARY = Table(
+    "layer_summary",
+    "a layer (KV head -1) or a KV head under a rule, over sequences",
+    (
+        _RULE,
+        _LAYER,
+        Column("kv_head", _I16, "", "key-value head"),
+        _LEVEL,
+        Column("kl_nats", _F64, "nats a token", "mean over sequences"),
+        Column("low", _F64, "", "lower end of its 95 % bootstrap interval; null below 3 sequences"),
+        Column("high", _F64, "", "upper end"),
+        Column("n", _I32, "sequences", "sequences"),
+        Column("num_excluded", _I32, "sequences", "sequences left out: nothing to drop there"),
+        Column("share", _F64, "", "its part of the sum over layers (over heads, of all layers)"),
+        Column("rank", _I32, "", "place by mean KL, 1 the most sensitive"),
+        Column("nll_change", _F64, "nats a token", "surprisal over that of the full cache, mean"),
+        Column("noise_kl_nats", _F64, "nats a token", "KL that rounding alone makes, mean"),
+        Column("is_protected", _BOOL, "", "to be protected by the stated rule; null: no claim"),
+    ),
+)
+
 RECOMMENDED = Table(
     "recommended",
     "a layer: the part of the keys seen at the eviction point that is worth keeping, and why",
@@ -542,7 +666,12 @@ STACKING = Table(
         Column("eviction", _ID, "", "canonical text of the policy without its transform"),
         Column("transform", _ID, "", "canonical text of the transform alone, on the full cache"),
         _LEVEL,
-        Column("measure", _ID, "", "output_error, or output_error_sq: additive if independent"),
+        Column(
+            "measure",
+            _ID,
+            "",
+            "local: output_error, output_error_sq; else a KL; the last two add up if independent",
+        ),
         Column("kept_frac", _F64, "", "bytes held together over the full cache's, mean"),
         Column("eviction_mean", _F64, "", "measure of the eviction alone, mean over sequences"),
         Column("transform_mean", _F64, "", "of the transform alone"),
@@ -615,6 +744,8 @@ SHOWN = Table(
 
 RESULT_TABLES = (
     KV_RESULTS,
+    LOGITS,
+    LOGIT_STATS,
     VOCAB_RESULTS,
     ATTENTION_RESULTS,
     RECOMMENDED,

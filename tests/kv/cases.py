@@ -50,6 +50,8 @@ TEXTS: list[str] = [text for module in _MODULES for text in module.TEXTS]
 """Policies that are run beside their twin."""
 
 
+NUM_PROBES = 3
+
 ROPE = RopeSpec(kind="default", theta=10_000.0, inv_freq=(1.0,), layout="halves")
 
 
@@ -62,6 +64,7 @@ class Case:
     key_LGTD: np.ndarray
     value_LGTD: np.ndarray
     rope: RopeSpec | None = ROPE
+    influence_LPHTD: np.ndarray | None = None
 
     @property
     def num_rows(self) -> int:
@@ -76,13 +79,25 @@ class Case:
         return self.query_LHTD, self.key_LGTD, self.value_LGTD
 
     @property
+    def gradients(self) -> np.ndarray:
+        """Influence of all rows, [L, P, H, T, D]; P = 0 without probes."""
+        if self.influence_LPHTD is not None:
+            return self.influence_LPHTD
+        return np.zeros((len(self.layers), 0, *self.query_LHTD.shape[1:3], self.layer.value_dim))
+
+    @property
     def reference(self) -> Reference:
         return self.reference_in(torch.float64)
 
     def reference_in(self, dtype: torch.dtype) -> Reference:
         names = ("query_LHTD", "key_LGTD", "value_LGTD")
         tensors = dict(zip(names, self.rows(0, self.num_rows, dtype), strict=True))
-        return Reference(**tensors, layer=self.layer, rope=self.rope)
+        return Reference(
+            **tensors,
+            layer=self.layer,
+            rope=self.rope,
+            influence_LPHRD=torch.tensor(self.gradients).to(dtype),
+        )
 
     @property
     def cache(self) -> Cache:
@@ -103,7 +118,14 @@ class Case:
     def rounded(self, dtype: torch.dtype) -> Case:
         """Return the case that a type can hold exactly."""
         arrays = (a.double().numpy() for a in self.rows(0, self.num_rows, dtype))
-        return Case(self.layer, *arrays, rope=self.rope)
+        influence = torch.tensor(self.gradients).to(dtype).double().numpy()
+        return Case(self.layer, *arrays, rope=self.rope, influence_LPHTD=influence)
+
+    def part(self, at: int) -> Case:
+        """Return the case of one layer alone."""
+        arrays = (array[at : at + 1] for array in self.arrays)
+        influence = self.gradients[at : at + 1]
+        return Case(self.layer, *arrays, rope=self.rope, influence_LPHTD=influence)
 
     def with_noise_from(self, row: int) -> Case:
         """Return the case with queries, keys and values from a row on replaced by noise."""
@@ -111,7 +133,7 @@ class Case:
         arrays = [array.copy() for array in self.arrays]
         for array in arrays:
             array[:, :, row:] = 5 * draw.normal(size=array[:, :, row:].shape)
-        return Case(self.layer, *arrays, rope=self.rope)
+        return Case(self.layer, *arrays, rope=self.rope, influence_LPHTD=self.influence_LPHTD)
 
     def spans(self, **ends: Any) -> Spans:
         return Spans(num_tokens=self.num_rows + 1, **ends)
@@ -143,7 +165,8 @@ def make_case(
         **spec,
     )
     rows_of = ((np.round(array) if whole else array) for array in arrays)
-    return Case(layer, *rows_of, rope=ROPE if size > 1 else None)
+    influence = draw.normal(size=(layers, NUM_PROBES, heads, rows, size))
+    return Case(layer, *rows_of, rope=ROPE if size > 1 else None, influence_LPHTD=influence)
 
 
 @st.composite
@@ -258,10 +281,11 @@ def run_rows(
             engine.decide()
             decisions.append((t, before, engine.held_NLGK.clone()))
         row = case.rows(t, t + 1, dtype)
-        if t < point:
+        if t < min(due, default=point):
             engine.absorb(*row)
-        else:
-            outputs += [output for output, _ in engine.read(*row)]
+            continue
+        read = [output for output, _ in engine.read(*row)]
+        outputs += read if t >= point else []
     return Run(engine, torch.cat(outputs, dim=-2), decisions)
 
 
@@ -307,6 +331,7 @@ class SlowRun:
     kl_HR: np.ndarray
     mass_HR: np.ndarray
     evicted_at_GT: np.ndarray
+    influence_GPR: np.ndarray
     is_clipped: bool
     is_clamped: bool
 
@@ -329,7 +354,10 @@ def slow_shares(case: Case, policy: Policy, point: int) -> oracles_budgets.Share
 def run_slow(case: Case, at: int, policy: Policy, point: int) -> SlowRun:
     """Run the twin on layer number ``at`` of the stack."""
     layer = replace(case.layer, index=case.layers[at])
-    slow = oracles.SlowLayer(layer, *(array[at] for array in case.arrays))
+    gradient_PHTD = case.gradients[at]
+    slow = oracles.SlowLayer(
+        layer, *(array[at] for array in case.arrays), influence_PHTD=gradient_PHTD
+    )
     scores, protection = TWINS[policy.name](policy.scorer), policy.protection
     share = oracles_budgets.HEADS[HEAD_BUDGETS.name_of(type(policy.heads))](policy.heads)
     due = policy.schedule.decisions(point, case.spans())
@@ -358,12 +386,14 @@ def run_slow(case: Case, at: int, policy: Policy, point: int) -> SlowRun:
             [sum(row[j] for j in slow.held[g]) for row, g in zip(weights, groups, strict=True)]
         )
         kls.append([oracles.row_kl(*rows) for rows in zip(slow.log[t], weights, strict=True)])
+    deltas_HRD = np.array(outputs).swapaxes(0, 1) - np.array(fulls).swapaxes(0, 1)
     return SlowRun(
         output_HRD=np.array(outputs).swapaxes(0, 1),
         full_HRD=np.array(fulls).swapaxes(0, 1),
         held_GR=np.array(held).T,
         mass_HR=np.array(masses).T,
         kl_HR=np.array(kls).T,
+        influence_GPR=oracles.influence(slow, deltas_HRD, point),
         evicted_at_GT=np.array(
             [[gone.get(j, NEVER) for j in range(case.num_rows)] for gone in slow.evicted_at]
         ),
@@ -404,5 +434,8 @@ def assert_like_slow(
     lengths = np.array([one.prod(0) for one in norms])
     # Cosines of outputs that nearly cancelled have no digits to compare.
     close(found.cosine_NLHR[n] * lengths, dots, size**2)
+    gradient = 1 + np.abs(case.gradients).max(initial=0)
+    effects = [slow.influence_GPR for slow in slows]
+    close(found.influence_NLGPR[n], effects, size * gradient * case.layer.value_dim)
     assert result.is_clipped_N[n] == any(slow.is_clipped for slow in slows)
     assert result.is_clamped_N[n] == any(slow.is_clamped for slow in slows)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.kv.cases import (
     KEPT,
-    Case,
     allot,
     assert_kept_sets_shrink_to_the_budget,
     assert_like_slow,
@@ -290,7 +289,7 @@ def test_a_parameter_out_of_its_range_is_named(text):
 def test_a_plan_is_made_over_all_layers_and_frozen_at_the_first_decision():
     case = make_case(rows=40, layers=3)
     policies = family("cake:window=3,cake_window=4,every=5", ["0.3"])
-    parts = [Case(case.layer, *(array[at : at + 1] for array in case.arrays)) for at in range(3)]
+    parts = [case.part(at) for at in range(3)]
     setting = case.setting(20)
     observed = [
         observe(policies[0], part.reference, replace(setting, layers=(number,)))

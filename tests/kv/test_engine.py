@@ -37,17 +37,19 @@ def test_one_row_at_a_time_equals_blocks(case, text, kept, data):
     policies = family(text, kept)
     slow = run_rows(case, policies, point)
     fast = make_engine(case, policies, allotment=allot(case, policies, point))
-    fast.absorb(*case.rows(0, point))
     stops = [*policies[0].schedule.decisions(point, case.spans()), case.num_rows]
+    fast.absorb(*case.rows(0, stops[0]))
     blocks = []
     for start, end in pairwise(stops):
-        num_before = fast.held_NLGK.sum(-1)
-        assert torch.equal(fast.decide(), num_before - fast.held_NLGK.sum(-1))
+        fast.decide()
         blocks += [output for output, _ in fast.read(*case.rows(start, end))]
     assert torch.equal(slow.engine.evicted_at_NLGK, fast.evicted_at_NLGK)
     scale = 1 + np.abs(case.value_LGTD).max()
     torch.testing.assert_close(
-        slow.output_NLHRD / scale, torch.cat(blocks, -2) / scale, atol=1e-9, rtol=0
+        slow.output_NLHRD / scale,
+        torch.cat(blocks, -2)[..., point - case.num_rows :, :] / scale,
+        atol=1e-9,
+        rtol=0,
     )
 
 

@@ -145,7 +145,7 @@ def test_the_newest_keys_that_stay_follow_the_window():
         ("h2o:kept=0.5+imt4", "unknown transform or selector 'imt4'"),
         ("h2o:kept=0.5,kept=0.6", "each name once"),
         ("h2o:kept", "name=value"),
-        ("h2o:every=1.5", "numbers of tokens"),
+        ("h2o:every=1.5", "no number of tokens"),
         ("h2o:every=0", "every=0"),
         ("h2o:at=prompt,every=4", "name one of the two"),
         ("h2o:at=prompt,from=context", "name one of the two"),

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.kv.cases import (
-    Case,
     assert_kept_sets_shrink_to_the_budget,
     family,
     make_case,
@@ -109,7 +108,7 @@ def test_a_layer_alone_is_treated_as_in_its_stack(name):
         pytest.skip("its budget looks at all layers")
     together = run(case, name)
     for at, number in enumerate(case.layers):
-        part = Case(case.layer, *(array[at : at + 1] for array in case.arrays))
+        part = case.part(at)
         setting = replace(part.setting(POINT), layers=(number,), cache=case.cache)
         policies = tuple(family(name, KEPT))
         alone = replay([Family(policies)], part.reference, setting)[0]

@@ -217,7 +217,12 @@ def test_rows_taken_together_measure_what_rows_read_in_order_do(text, spec):
     names = ("query_LHTD", "key_LGTD", "value_LGTD")
     tensors = dict(zip(names, case.rows(0, 60), strict=True))
     reference = Reference(
-        **tensors, layer=case.layer, rope=case.rope, projection_LEX=projection_LEX
+        **tensors,
+        layer=case.layer,
+        rope=case.rope,
+        projection_LEX=projection_LEX,
+        influence_LPHRD=case.gradients[..., 35:, :],
+        influence_from=35,
     )
     policies = family(text, ["0.2", "0.5", "1.0"])
     decisions = policies[0].schedule.decisions(28, case.spans())
@@ -233,6 +238,8 @@ def test_rows_taken_together_measure_what_rows_read_in_order_do(text, spec):
         )
     assert (~found[0].overlap_NLGR.isnan()).any()
     assert found[0].projected_sq_NLXR.shape[2] == 3
+    assert not found[0].influence_NLGPR[..., : 35 - 28].any()
+    assert found[0].influence_NLGPR[..., 35 - 28 :].any()
 
 
 def swept(reference, decisions):

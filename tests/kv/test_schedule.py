@@ -120,3 +120,34 @@ def test_words_and_fractions_out_of_range_are_refused():
             parse_anchor(text)
     with pytest.raises(UsageError, match="every=0"):
         Every(parse_anchor("prompt"), 0)
+
+
+def test_evicting_in_the_prompt_decides_after_each_of_its_chunks():
+    spans = Spans(num_tokens=30, prompt_end=20)
+    once = parse("snapkv:evict-prompt=8").schedule
+    assert once.point(spans) == 20
+    assert once.decisions(20, spans) == (8, 16, 20)
+    often = parse("h2o:every=4,evict-prompt=10").schedule
+    assert often.decisions(20, spans) == (10, 20, 24, 28)
+    assert often.text == "every=4,from=prompt,evict-prompt=10"
+    assert parse("snapkv:evict-prompt=25").schedule.decisions(20, spans) == (20,)
+
+
+def test_a_chunk_of_the_prompt_is_part_of_a_policys_identity():
+    policy = parse("snapkv:kept=0.5,evict-prompt=256")
+    assert "evict-prompt=256" in policy.text
+    assert "evict-prompt=256" in policy.family
+    assert parse(policy.text) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("snapkv:evict-prompt=0", "at least 1 token"),
+        ("snapkv:evict-prompt=x", "no number of tokens"),
+        ("cake:evict-prompt=8", "leave evict-prompt out"),
+    ],
+)
+def test_a_chunk_that_cannot_be_is_refused(text, why):
+    with pytest.raises(UsageError, match=why):
+        parse(text)

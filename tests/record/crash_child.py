@@ -32,7 +32,7 @@ def main() -> None:
     torch.set_num_threads(1)
     writer.SHARD_SEQUENCES = 2
     loaded = load_model(model)
-    options = RecordOptions(max_new_tokens=int(new_tokens))
+    options = RecordOptions(max_new_tokens=int(new_tokens), capture="influence")
     tell("ready")
     for line in sys.stdin:
         out, kill_after_s = json.loads(line)

@@ -55,6 +55,11 @@ def assert_same(one: Trace, other: Trace) -> None:
             for kind, block in blocks.items():
                 assert block.dtype == same[kind].dtype
                 np.testing.assert_array_equal(block.data, same[kind].data)
+            probes, others = (trace.influence(sequence_id, layer) for trace in (one, other))
+            assert (probes is None) == (others is None)
+            if probes is not None and others is not None:
+                assert probes[0] == others[0]
+                np.testing.assert_array_equal(probes[1].data, others[1].data)
 
 
 def rows(trace: Trace, name: str) -> pd.DataFrame:

@@ -13,9 +13,10 @@ from tracekit.record.estimate import (
     TABLE_FACTOR,
     Length,
     estimate_bytes,
-    estimate_seconds,
 )
+from tracekit.record.estimate_time import estimate_seconds
 from tracekit.record.options import RecordOptions
+from tracekit.record.probe_options import ProbeOptions
 from tracekit.trace.reader import Trace
 
 if TYPE_CHECKING:
@@ -38,8 +39,12 @@ def sizes(folder: Path) -> dict[str, int]:
 def lengths_of(trace: Trace) -> list[Length]:
     """Return what was given and what was made in each sequence."""
     made = trace.table("tokens").groupby("sequence_id", observed=True)["is_generated"].sum()
-    frame = trace.sequences.set_index("sequence_id")["num_tokens"]
-    return [Length(int(frame[one] - made[one]), int(made[one])) for one in frame.index]
+    frame = trace.sequences.set_index("sequence_id")
+    whole = frame["num_tokens"]
+    probed = (whole - 1 - frame["probed_from"]).fillna(0)
+    return [
+        Length(int(whole[one] - made[one]), int(made[one]), int(probed[one])) for one in frame.index
+    ]
 
 
 def assert_close(folder: Path, **options: Any) -> None:
@@ -81,8 +86,18 @@ def test_a_tiny_trace_is_as_large_as_estimated(trace_folder: Path) -> None:
                 "attention_topk": 6,
             },
         ),
+        (
+            "llama",
+            {},
+            {
+                "capture": "influence",
+                "dtype_store": "native",
+                "head": "omit",
+                "probes": ProbeOptions(number=5, layers=(0, 1, 3)),
+            },
+        ),
     ],
-    ids=["half", "hidden", "steps", "window", "entries"],
+    ids=["half", "hidden", "steps", "window", "entries", "probes"],
 )
 def test_estimates_hold_for_every_capture_level_and_kind_of_model(
     tmp_path: Path,
@@ -147,11 +162,11 @@ def test_twice_the_work_is_estimated_at_twice_the_time(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tracekit.model.load import load_model
-    from tracekit.record import estimate
+    from tracekit.record import estimate_time
 
     loaded, length = load_model(str(model_folder)), Length(100, 10)
     assert estimate_seconds(loaded, [length]) > 0
-    monkeypatch.setattr(estimate, "_time_once", lambda loaded: (0.64, 0.5))
+    monkeypatch.setattr(estimate_time, "_time_once", lambda loaded: (0.64, 0.5))
     assert estimate_seconds(loaded, [length]) == pytest.approx(100 * 0.01 + 10 * 0.5)
     assert estimate_seconds(loaded, [length] * 2) == pytest.approx(12)
     assert estimate_seconds(loaded, []) == 0

@@ -92,7 +92,8 @@ def record(
         str,
         typer.Option(
             help="steps: numbers only; hidden: also final hidden states and attention statistics; "
-            "qkv: also queries, keys and values, for exact KV replay.",
+            "qkv: also queries, keys and values, for exact KV replay; influence: also probes, which "
+            "foretell an eviction's harm to the output.",
             rich_help_panel=_KEPT,
         ),
     ] = "qkv",
@@ -130,6 +131,33 @@ def record(
             rich_help_panel=_KEPT,
         ),
     ] = False,
+    probes: Annotated[
+        int,
+        typer.Option(
+            help="Influence probes a row (--capture influence): more foretell more exactly.",
+            rich_help_panel=_KEPT,
+        ),
+    ] = 8,
+    probe_dtype: Annotated[
+        str,
+        typer.Option(
+            help="Type of their gradients: bfloat16, float16 or float32.", rich_help_panel=_KEPT
+        ),
+    ] = "bfloat16",
+    probe_layers: Annotated[
+        str, typer.Option(help="Layers that have them: 0-29, 0,5,-1 or all.", rich_help_panel=_KEPT)
+    ] = "all",
+    probe_from: Annotated[
+        str,
+        typer.Option(
+            help="First row that has them: context, prompt, turn, a number of tokens, a fraction; "
+            "without a context the prompt's end, without a prompt half of the text.",
+            rich_help_panel=_KEPT,
+        ),
+    ] = "context",
+    probe_seed: Annotated[
+        int, typer.Option(help="Of the probes' draws.", rich_help_panel=_KEPT)
+    ] = 0,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -206,7 +234,9 @@ def record(
     from tracekit.cli.progress import shown
     from tracekit.cli.sources import parse_maps, source_of
     from tracekit.errors import UsageError
+    from tracekit.record.layer_choice import parse_layers
     from tracekit.record.options import RecordOptions
+    from tracekit.record.probe_options import ProbeOptions
     from tracekit.record.sampler import Sampler
 
     options = RecordOptions(
@@ -227,6 +257,13 @@ def record(
         attention_topk=attention_topk,
         head=head,
         store_oproj=store_oproj,
+        probes=ProbeOptions(
+            number=probes,
+            dtype=probe_dtype,
+            layers=parse_layers("--probe-layers", probe_layers),
+            start=probe_from,
+            seed=probe_seed,
+        ),
         overwrite=overwrite,
     )
     given = bool(text or conversations)
@@ -291,6 +328,7 @@ _NEXT = {
     "steps": "show {}",
     "hidden": "simulate {} -o RESULTS --vocab previous",
     "qkv": "simulate {} -o RESULTS",
+    "influence": "simulate {} -o RESULTS --level predicted",
 }
 """What can be done with a trace of a capture level."""
 
@@ -311,5 +349,5 @@ def _tell_recorded(done: Recorded, capture: str, *, as_json: bool) -> None:
     emit(data, text, as_json=as_json)
     if done.skipped:
         rest = "the others are recorded" if done.num_sequences else "nothing is recorded"
-        msg = f"{len(done.skipped)} were skipped (named above); {rest}."
+        msg = f"{len(done.skipped)} were skipped or lack probes (named above); {rest}."
         raise CellsFailedError(msg)

@@ -84,6 +84,17 @@ def _trace(trace: Trace) -> tuple[dict[str, Any], str]:
     ]
     if lost := int(steps["entropy_nats"].isna().sum()):
         head.append(f"{lost} steps have logits that are not finite: they are in no mean.")
+    if probes := manifest["settings"].get("probes"):
+        rows_probed = frame["num_tokens"] - 1 - frame["probed_from"]
+        head.append(
+            f"{probes['number']} influence probes of {int(rows_probed.sum())} rows in "
+            f"{len(probes['layers'])} layers, {probes['dtype']}, from {probes['from']}"
+        )
+    lacking = frame[frame["unprobed"].notna()]
+    head += [
+        f"no probes of {sequence}: {why}"
+        for sequence, why in zip(lacking["sequence_id"], lacking["unprobed"], strict=True)
+    ]
     head += [f"skipped {prompt}: {why}" for prompt, why in manifest.get("skipped", [])]
     cells = [
         [

@@ -62,10 +62,36 @@ def simulate(
     level: Annotated[
         str,
         typer.Option(
-            help="local: the attention output of each layer, its inputs unchanged.",
+            help="local: the attention output of each layer, its inputs unchanged; predicted: KL "
+            "foretold from influence probes; propagated: KL, perplexity and more from the model "
+            "itself. Several with commas.",
             rich_help_panel=_WHAT,
         ),
     ] = "local",
+    probe_block: Annotated[
+        int,
+        typer.Option(
+            help="Rows whose effects are added before they are squared (predicted).",
+            rich_help_panel=_WHAT,
+        ),
+    ] = 16,
+    convention: Annotated[
+        str,
+        typer.Option(
+            help="How next-token distributions are compared and errors are made (propagated): "
+            "tracekit, llama.cpp.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "tracekit",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the trace's model is, if not where it was recorded.", rich_help_panel=_RUN
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Where the model runs: auto, cpu, cuda.", rich_help_panel=_RUN)
+    ] = "auto",
     kv_bytes: Annotated[
         int, typer.Option(help="Bytes of one number of the cache.", rich_help_panel=_WHAT)
     ] = 2,
@@ -98,7 +124,7 @@ def simulate(
     from tracekit.cli.output import emit
     from tracekit.cli.progress import shown
     from tracekit.errors import CellsFailedError, InputError, UsageError
-    from tracekit.simulate.plan import make_plan
+    from tracekit.simulate.plan import Inside, make_plan
     from tracekit.simulate.run import simulate as run
 
     plan = make_plan(
@@ -107,10 +133,12 @@ def simulate(
         kept=kept.split(","),
         sizes=_sizes(sizes),
         attention=attention,
-        level=level,
+        levels=level.split(","),
         seed=seed,
         bytes_per_number=kv_bytes,
         bandwidths=_bandwidths(bandwidths),
+        probe_block=probe_block,
+        inside=Inside(model=model, device=device, convention=convention),
     )
     if explain is not None:
         from tracekit.cli.explain import print_strips

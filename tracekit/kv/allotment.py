@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
     from tracekit.kv.amounts import Amount
     from tracekit.kv.budget import Cache
+
+
+class Entitlement(Protocol):
+    """Says how many entries each head may keep at a decision."""
+
+    def entries(self, num_tokens: int, layers: Sequence[int]) -> torch.Tensor:
+        """Return int64 [N, L, G] for the layers of an engine."""
 
 
 class Allotment:

@@ -48,11 +48,13 @@ class Chooser:
         """What is read at the first decision."""
         return self._selectors[0].needs if self._selectors else Needs()
 
-    def decided(self, view: View) -> None:
-        """Take notice of a decision: the first one is learned from, at any the pages change."""
+    def fit(self, view: View) -> None:
+        """Let the selector learn what it needs, at the first decision."""
         for selector in self._selectors[:1]:
-            if not view.num_decisions:
-                self._fitted = selector.fit(view)
+            self._fitted = selector.fit(view)
+
+    def decided(self) -> None:
+        """Take notice of a decision: pages change."""
         for binder in self._binders:
             binder.forget()
 

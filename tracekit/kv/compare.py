@@ -84,6 +84,7 @@ def compare(
         ).expand(num_sets, -1, -1, -1),
         projected_sq_NLXR=projected_sq(delta_NLHQD, reference),
         projected_norm_sq_LXR=projected_sq(full.output_LHQD[None], reference)[0],
+        influence_NLGPR=_influence(delta_NLHQD, outcome, reference),
     )
 
 
@@ -110,7 +111,18 @@ def oracle_overlap(engine: Engine, point: int, reference: Reference) -> torch.Te
     count_NLG = left_NLGK.sum(-1)
     best_NLGK = reference.future_rank_LGK(point) < count_NLG[..., None]
     overlap_NLG = (left_NLGK & best_NLGK).sum(-1) / count_NLG
-    return overlap_NLG.expand(len(engine.is_clipped_N), -1, -1)
+    return overlap_NLG.expand(engine.num_sets, -1, -1)
+
+
+def _influence(delta_NLHQD: torch.Tensor, outcome: Outcome, reference: Reference) -> torch.Tensor:
+    """Return ``Measures.influence_NLGPR`` of the rows that were read."""
+    gradient_LPHQD = reference.influence(outcome.rows.start, outcome.rows.stop)
+    groups = reference.layer.num_kv_heads
+    return torch.einsum(
+        "nlgmqd,lpgmqd->nlgpq",
+        delta_NLHQD.unflatten(2, (groups, -1)),
+        gradient_LPHQD.unflatten(2, (groups, -1)),
+    )
 
 
 def _plain(

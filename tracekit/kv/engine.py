@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from tracekit.errors import UsageError
 from tracekit.kv.attend import seen_outputs
-from tracekit.kv.gathered import gather, gathered_rows
+from tracekit.kv.gathered import gathered, gathered_rows
 from tracekit.kv.reader import Outcome, Reader
 from tracekit.kv.refusals import refuse_nan, refuse_places, refuse_unlike
 from tracekit.kv.select import select
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tracekit.kv.accumulate import Accumulator
-    from tracekit.kv.allotment import Allotment
+    from tracekit.kv.allotment import Entitlement
     from tracekit.kv.policy import Policy
     from tracekit.kv.scorer import Needs
     from tracekit.spec import LayerSpec, RopeSpec
@@ -67,7 +67,7 @@ class Engine:
         layers: Sequence[int],
         policies: Sequence[Policy],
         *,
-        allotment: Allotment,
+        allotment: Entitlement,
         seed: int,
         rope: RopeSpec | None = None,
         template_T: torch.Tensor | None = None,
@@ -91,8 +91,8 @@ class Engine:
             (1, len(layers), layer.num_kv_heads, 0), dtype=torch.int32
         )
         self.num_decisions = 0
-        self.is_clipped_N = torch.zeros(len(policies), dtype=torch.bool)
-        self.is_clamped_N = torch.zeros(len(policies), dtype=torch.bool)
+        self._clipped_NL = torch.zeros((len(policies), len(layers)), dtype=torch.bool)
+        self._clamped_NL = self._clipped_NL.clone()
 
     @property
     def num_tokens(self) -> int:
@@ -108,9 +108,29 @@ class Engine:
         return held_NLGK
 
     @property
+    def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values as attention reads them, evicted ones included, [L, G, K, D]."""
+        return self._reader.storage.key_LGKD, self._reader.storage.value_LGKD
+
+    @property
     def closed_LGK(self) -> torch.Tensor:
         """Keys that are stored transformed, bool; all False without a transform."""
         return self._reader.storage.closed_LGK
+
+    @property
+    def num_sets(self) -> int:
+        """N."""
+        return self._num_sets
+
+    @property
+    def is_clipped_NL(self) -> torch.Tensor:
+        """Whether a budget was smaller than what was to be protected, on the CPU."""
+        return self._clipped_NL.cpu()
+
+    @property
+    def is_clamped_NL(self) -> torch.Tensor:
+        """Whether a budget was larger than what the full cache held, on the CPU."""
+        return self._clamped_NL.cpu()
 
     @property
     def room(self) -> int:
@@ -167,39 +187,36 @@ class Engine:
         if self.num_decisions:
             storage.close(self.held_NLGK)
 
-    def outputs(
+    def run(
+        self, query_LHQD: torch.Tensor, key_LGQD: torch.Tensor, value_LGQD: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, Outcome]]:
+        """Take any number of rows like ``read``, as many at a time as there is room for."""
+        start, num_rows = 0, query_LHQD.shape[-2]
+        while start < num_rows:
+            stop = min(num_rows, start + self.room) if self.num_decisions else num_rows
+            rows = (one[..., start:stop, :] for one in (query_LHQD, key_LGQD, value_LGQD))
+            yield from self.read(*rows)
+            start = stop
+
+    def attend(
         self, query_LHQD: torch.Tensor, key_LGQD: torch.Tensor, value_LGQD: torch.Tensor
     ) -> torch.Tensor:
-        """Take rows and return their attention outputs over what they read, [N, L, H, Q, D].
+        """Take rows and return their attention outputs alone, [L, H, Q, D], of one plain policy.
 
-        The same as ``read`` gives, of any number of rows; where a single policy reads all that is
-        held, as written, only that is touched.
+        The same as ``read`` gives, but what is not held is not touched.
 
         Parameters
         ----------
         query_LHQD, key_LGQD, value_LGQD
             Post-RoPE queries, keys and values of the next Q positions.
         """
-        if self._num_sets == 1 and self.policy.is_plain:
-            self._append(query_LHQD, key_LGQD, value_LGQD)
-            return self._gathered(query_LHQD)[None]
-        start, num_rows = 0, query_LHQD.shape[-2]
-        parts = []
-        while start < num_rows:
-            stop = min(num_rows, start + self.room) if self.num_decisions else num_rows
-            rows = (one[..., start:stop, :] for one in (query_LHQD, key_LGQD, value_LGQD))
-            parts += [output_NLHQD for output_NLHQD, _ in self.read(*rows)]
-            start = stop
-        return torch.cat(parts, dim=-2)
-
-    def _gathered(self, query_LHQD: torch.Tensor) -> torch.Tensor:
-        """Return the outputs [L, H, Q, D] of the newest rows, which are appended."""
+        self._append(query_LHQD, key_LGQD, value_LGQD)
         first_row = self.num_tokens - query_LHQD.shape[-2]
         held_LGK = self.evicted_at_NLGK[0] == NEVER
         if self.layer.window is not None:
             held_LGK[..., : max(0, first_row + 1 - self.layer.window)] = False
         storage = self._reader.storage
-        entries = gather(storage.key_LGKD, storage.value_LGKD, held_LGK)
+        entries = gathered(storage.key_LGKD, storage.value_LGKD, held_LGK, query_LHQD.shape[1:3])
         parts = []
         for start, weights_LGMQC in gathered_rows(
             as_wide(query_LHQD), entries, first_row, self.layer
@@ -217,8 +234,8 @@ class Engine:
         """
         return self.policy.scorer.score(self.view(self._needs))
 
-    def decide(self, score_NLGK: torch.Tensor | None = None) -> torch.Tensor:
-        """Evict down to the budget of the tokens seen, and return how many left: int64 [N, L, G].
+    def decide(self, score_NLGK: torch.Tensor | None = None) -> None:
+        """Evict down to the budget of the tokens seen.
 
         Parameters
         ----------
@@ -232,9 +249,8 @@ class Engine:
         UsageError
             If keys are to stand at their place in the cache and heads hold unequal numbers.
         """
-        device = self.evicted_at_NLGK.device
+        device, held_NLGK = self.evicted_at_NLGK.device, self.held_NLGK
         score_NLGK = self.score() if score_NLGK is None else score_NLGK
-        held_NLGK = self.held_NLGK
         refuse_nan(score_NLGK, held_NLGK, self._layers, self.policy)
         held_NLGK = held_NLGK.expand(self._num_sets, -1, -1, -1)
         budget_NLG = self._allotment.entries(self.num_tokens, self._layers).to(device)
@@ -247,23 +263,25 @@ class Engine:
             self._template_K(),
         )
         evicted_NLGK = held_NLGK & ~kept_NLGK
-        self.evicted_at_NLGK = torch.where(evicted_NLGK, self.num_tokens, self.evicted_at_NLGK)
+        self.evicted_at_NLGK = self.evicted_at_NLGK.where(~evicted_NLGK, self.num_tokens)
         self._totals.spread(self._num_sets)
-        self.is_clipped_N |= clipped_NLG.flatten(1).any(1).cpu()
         over_NLG = budget_NLG > self.layer.entries(self.num_tokens)
-        self.is_clamped_N |= over_NLG.flatten(1).any(1).cpu()
+        self._clipped_NL = self._clipped_NL.to(device) | clipped_NLG.any(-1)
+        self._clamped_NL = self._clamped_NL.to(device) | over_NLG.any(-1)
         self._settle()
-        return evicted_NLGK.sum(-1)
 
     def _settle(self) -> None:
         """Let what stores and chooses entries take notice of a decision."""
+        self.num_decisions += 1
+        if self.policy.is_plain:
+            return
         storage, chooser = self._reader.storage, self._reader.chooser
-        if not self.num_decisions:
+        if self.num_decisions == 1:
             storage.fit(self.view(storage.needs))
-        chooser.decided(self.view(chooser.needs))
+            chooser.fit(self.view(chooser.needs))
+        chooser.decided()
         storage.turn(self.evicted_at_NLGK != NEVER)
         storage.close(self.held_NLGK)
-        self.num_decisions += 1
 
     def view(self, needs: Needs) -> View:
         """Return the state as a rule that declared ``needs`` may see it, and nothing else."""
@@ -282,7 +300,7 @@ class Engine:
             last_queries=query_LHTD[..., -last:, :] if last else None,
             accumulated=self._totals.states,
             rope=self._rope,
-            future=self._future if needs.future else None,
+            future=None if self._future is None else self._future.declared(needs),
         )
 
     def _append(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -303,7 +321,7 @@ class Engine:
 
     def _template_K(self) -> torch.Tensor:
         """Return which of the tokens seen are of the chat template."""
-        num_tokens, device = self.num_tokens, self.evicted_at_NLGK.device
+        device = self.evicted_at_NLGK.device
         if self._template_T is None:
-            return torch.zeros(num_tokens, dtype=torch.bool, device=device)
-        return self._template_T[:num_tokens].to(device)
+            return torch.zeros(self.num_tokens, dtype=torch.bool, device=device)
+        return self._template_T[: self.num_tokens].to(device)

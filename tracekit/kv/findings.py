@@ -52,6 +52,8 @@ class Findings:
         shape = (1 + num_sets, reference.num_layers, num_parts, end - start)
         self._projected_sq = self._norm_sq_LHR.new_zeros(shape)
         self._projected_sum: torch.Tensor | float = 0.0
+        lead = (reference.num_layers, self._layer.num_kv_heads, reference.influence_LPHRD.shape[1])
+        self._influence_NLGPR = self._norm_sq_LHR.new_zeros(num_sets, *lead, end - start)
         self._accumulated = {
             one: pad(state, (0, end - start)) for one, state in engine.accumulated().items()
         }
@@ -87,6 +89,10 @@ class Findings:
         if self._reference.projection_LEX is not None:
             vectors = torch.cat([full_XD[None], delta_NXD]).unflatten(1, (size, -1))
             self._project(vectors, self._reference.projection_LEX[at], (at, head, taken))
+        if rows.influence_RPF.numel():
+            delta_RFN = delta_NXD.unflatten(1, (size, -1)).permute(2, 1, 3, 0).flatten(1, 2)
+            found_RPN = rows.influence_RPF @ delta_RFN
+            self._influence_NLGPR[:, at, head, :, taken] = found_RPN.permute(2, 1, 0)
         for one, state_NLXK in self._accumulated.items():
             heads = (
                 slice(head * size, (head + 1) * size)
@@ -149,4 +155,5 @@ class Findings:
             ),
             projected_sq_NLXR=self._projected_sq[1:],
             projected_norm_sq_LXR=self._projected_sq[0],
+            influence_NLGPR=self._influence_NLGPR,
         )

@@ -15,16 +15,19 @@ from tracekit.kv.packed import cache_order
 from tracekit.measure.attention import weights_HQK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tracekit.spec import LayerSpec
+
+COPY_COST = 8
+"""Rows for which entries that are held are passed over in the time in which one is moved."""
 
 NOWHERE = torch.iinfo(torch.int64).max
 """Position of a place that holds no entry: no row sees it."""
 
 
 class Gathered(NamedTuple):
-    """Entries that the KV heads of a stack hold, at C places; shorter heads leave places empty.
+    """Entries that the KV heads of a stack hold, at C places, of which some may be empty.
 
     Parameters
     ----------
@@ -39,8 +42,10 @@ class Gathered(NamedTuple):
     position_LGC: torch.Tensor
 
 
-def gather(key_LGKD: torch.Tensor, value_LGKD: torch.Tensor, held_LGK: torch.Tensor) -> Gathered:
-    """Return what is held, brought together.
+def gathered(
+    key_LGKD: torch.Tensor, value_LGKD: torch.Tensor, held_LGK: torch.Tensor, rows_HQ: Sequence[int]
+) -> Gathered:
+    """Return what is held; brought together where that costs less than passing over the rest.
 
     Parameters
     ----------
@@ -48,19 +53,23 @@ def gather(key_LGKD: torch.Tensor, value_LGKD: torch.Tensor, held_LGK: torch.Ten
         All entries.
     held_LGK
         bool.
+    rows_HQ
+        Query heads and rows that are to read them.
     """
-    if bool(held_LGK.all()):
-        position_K = torch.arange(held_LGK.shape[-1], device=held_LGK.device)
-        return Gathered(key_LGKD, value_LGKD, position_K.expand(held_LGK.shape))
     count_LG = held_LGK.sum(-1)
-    most = int(count_LG.max())
+    most, num_keys = int(count_LG.max()), held_LGK.shape[-1]
+    position_K = torch.arange(num_keys, device=held_LGK.device)
+    rows_a_head = rows_HQ[0] * rows_HQ[1] // held_LGK.shape[1]
+    # Bringing an entry together moves as many numbers as a row reads of it, written once more.
+    if rows_a_head * (num_keys - most) < COPY_COST * most:
+        position_LGK = position_K.where(held_LGK, NOWHERE)
+        return Gathered(key_LGKD, value_LGKD, position_LGK)
     index_LGC = cache_order(held_LGK)[..., :most]
-    place_C = torch.arange(most, device=held_LGK.device)
-    position_LGC = index_LGC.masked_fill(place_C >= count_LG[..., None], NOWHERE)
-    at_LGCD = index_LGC[..., None]
+    position_LGC = index_LGC.masked_fill(position_K[:most] >= count_LG[..., None], NOWHERE)
+    at_LGC1 = index_LGC[..., None]
     return Gathered(
-        key_LGKD.gather(2, at_LGCD.expand(-1, -1, -1, key_LGKD.shape[-1])),
-        value_LGKD.gather(2, at_LGCD.expand(-1, -1, -1, value_LGKD.shape[-1])),
+        key_LGKD.gather(2, at_LGC1.expand(-1, -1, -1, key_LGKD.shape[-1])),
+        value_LGKD.gather(2, at_LGC1.expand(-1, -1, -1, value_LGKD.shape[-1])),
         position_LGC,
     )
 

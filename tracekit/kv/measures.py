@@ -45,6 +45,10 @@ class Measures(NamedTuple, Generic[A]):
     projected_sq_NLXR, projected_norm_sq_LXR
         Squared norms like ``error_sq`` and ``norm_sq`` after the output projection, for each KV
         head's part of it and, last, for the layer; X = 0 if there is no projection.
+    influence_NLGPR
+        Pruned - full attention output times the gradient of each of P probes there, summed over a
+        KV head's query heads: what the row contributes to what ``measure.influence`` squares. 0
+        before the first row that has gradients; P = 0 if there are no probes.
     """
 
     held_NLGR: A
@@ -59,6 +63,7 @@ class Measures(NamedTuple, Generic[A]):
     overlap_NLGR: A
     projected_sq_NLXR: A
     projected_norm_sq_LXR: A
+    influence_NLGPR: A
 
 
 SHARED = ("norm_sq_LHR", "projected_norm_sq_LXR")

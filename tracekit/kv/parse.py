@@ -17,7 +17,7 @@ from tracekit.kv.text import NEUTRAL
 from tracekit.registry import unknown
 
 _PROTECTION = ("sinks", "recent", "grace", "template")
-_SCHEDULE = ("at", "every", "from", "above")
+_SCHEDULE = ("at", "every", "from", "above", "evict-prompt")
 
 
 def parse(text: str) -> Policy:
@@ -29,8 +29,8 @@ def parse(text: str) -> Policy:
         Name of a preset, then parameters: ``kept`` (``0.3``, ``512tok``, ``64MiB``), those of the
         scorer, ``sinks``, ``recent`` (tokens, or a fraction of the budget), ``grace``,
         ``template=kept``, ``layers`` and ``heads`` with the parameters of these budgets,
-        ``at=context|prompt|turn|N|F`` or ``every=N[,from=POINT][,above=N]``, and
-        ``positions=cache``. What is left out is the preset's. Then, each after a ``+``, what it is
+        ``at=context|prompt|turn|N|F`` or ``every=N[,from=POINT][,above=N]``, ``evict-prompt=CHUNK``
+        and ``positions=cache``. What is left out is the preset's. Then, each after a ``+``, what it is
         stacked with: ``+int4``, ``+quest:read=0.1``. A text of such parts alone keeps everything.
 
     Raises

@@ -55,7 +55,8 @@ class Policy:
     ------
     UsageError
         If an amount is given to a policy that keeps everything, if keys of heads of unequal length
-        should stand at their place in the cache, or if a tier has no selector.
+        should stand at their place in the cache, if a budget that looks at all layers should evict
+        inside the prompt, or if a tier has no selector.
     """
 
     name: str
@@ -76,6 +77,12 @@ class Policy:
             raise UsageError(msg)
         if self.positions == "cache" and not self.heads.is_uniform:
             msg = "positions=cache needs heads of one length: leave heads out."
+            raise UsageError(msg)
+        if self.schedule.evict_prompt is not None and self.layers.looks:
+            msg = (
+                "a budget that looks at all layers is planned when the prompt has been read: leave "
+                "evict-prompt out, or choose another layers=."
+            )
             raise UsageError(msg)
         if self.tier is not None and self.selector is None:
             msg = "a tier holds what a selector reads: add one, such as +quest:read=0.1."

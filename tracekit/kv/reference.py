@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from tracekit.errors import InputError
 from tracekit.kv.attend import row_blocks
 from tracekit.kv.view import Future
 from tracekit.measure.attention import as_wide, logits_HQK, outputs_HQD, visible_QK, weights_HQK
@@ -51,6 +52,16 @@ class Reference:
         Rotary embedding of the layers; None if they have none.
     projection_LEX
         Output projections, X = H * D; None if the trace does not hold them.
+    influence_LPHRD
+        Gradients of P influence probes at the attention outputs of the last R rows; None if there
+        are none: then P = 0.
+    influence_from
+        The first row that has gradients, T - R.
+
+    Raises
+    ------
+    InputError
+        If the gradients do not end with the recorded rows.
     """
 
     def __init__(
@@ -62,6 +73,8 @@ class Reference:
         layer: LayerSpec,
         rope: RopeSpec | None = None,
         projection_LEX: torch.Tensor | None = None,
+        influence_LPHRD: torch.Tensor | np.ndarray | None = None,
+        influence_from: int = 0,
     ) -> None:
         self.query_LHTD, self.key_LGTD, self.value_LGTD = (
             as_wide(torch.as_tensor(array)) for array in (query_LHTD, key_LGTD, value_LGTD)
@@ -69,6 +82,12 @@ class Reference:
         self.layer = layer
         self.rope = rope
         self.projection_LEX = None if projection_LEX is None else as_wide(projection_LEX)
+        if influence_LPHRD is None:
+            shape = (self.num_layers, 0, layer.num_heads, self.num_rows, self.value_LGTD.shape[-1])
+            influence_LPHRD, influence_from = self.value_LGTD.new_zeros(shape), 0
+        self.influence_LPHRD = as_wide(torch.as_tensor(influence_LPHRD))
+        self.influence_from = influence_from
+        _refuse_other_rows(self)
         self._blocks: dict[tuple[int, int], FullRows] = {}
         self._room = CACHE_BYTES
         self._accumulated: dict[tuple[Accumulator, int], torch.Tensor] = {}
@@ -93,7 +112,13 @@ class Reference:
             query_LHTD=self.query_LHTD,
             key_LGTD=self.key_LGTD,
             value_LGTD=self.value_LGTD,
+            influence_LPHRD=self.influence_LPHRD,
+            influence_from=self.influence_from,
         )
+
+    def influence(self, start: int, end: int) -> torch.Tensor:
+        """Return gradients [L, P, H, Q, D] of rows ``start`` .. ``end`` - 1, 0 where there are none."""
+        return self.future.influence(start, end)
 
     def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries, keys and values of positions ``start`` .. ``end`` - 1."""
@@ -193,6 +218,16 @@ class Reference:
         )
         logits_LHQK = logits_HQK(query_LHQD, key_LGKD, self.layer)
         return weights_HQK(logits_LHQK.masked_fill_(~seen_QK, -torch.inf), self.layer)
+
+
+def _refuse_other_rows(reference: Reference) -> None:
+    num_rows = reference.influence_from + reference.influence_LPHRD.shape[-2]
+    if num_rows != reference.num_rows:
+        msg = (
+            f"influence probes end at row {num_rows} and the recorded rows at {reference.num_rows}: "
+            "the trace is damaged, record it anew."
+        )
+        raise InputError(msg)
 
 
 def _rank(value_LGK: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from tracekit.kv.allotment import Allotment
 from tracekit.kv.compare import oracle_overlap
 from tracekit.kv.engine import NEVER, Engine
+from tracekit.kv.entries import Entries
 from tracekit.kv.measures import SHARED, Measures
 from tracekit.kv.step import step
 from tracekit.kv.sweep import sweep
@@ -38,7 +39,8 @@ class Replay:
     Parameters
     ----------
     first_row
-        The eviction point: the first row that reads the reduced cache.
+        The eviction point, from which on rows are scored: without ``evict_prompt`` the first that
+        reads the reduced cache.
     full_R
         Entries that the full cache holds at each scored row: min(position + 1, window).
     measures
@@ -68,6 +70,11 @@ class Replay:
         """Entries evicted by the end."""
         num_NLG: np.ndarray = (self.evicted_at_NLGT != NEVER).sum(-1)
         return num_NLG
+
+    @property
+    def entries(self) -> Entries[np.ndarray]:
+        """Counts of entries at each scored row."""
+        return Entries(*(getattr(self.measures, name) for name in Entries._fields))
 
     def since(self, row: int) -> Replay:
         """Return the same with the scored rows from position ``row`` on alone."""
@@ -162,16 +169,16 @@ def replay(
     InputError
         If a score of a held key is not a number.
     """
-    results: list[Replay | None] = [None] * len(families)
+    results: dict[int, Replay] = {}
+    points = [family.policies[0].schedule.point(setting.spans) for family in families]
     together: dict[tuple[int, ...], list[tuple[int, Engine]]] = {}
     for place, family in enumerate(families):
-        policy = family.policies[0]
-        point = policy.schedule.point(setting.spans)
+        policy, point = family.policies[0], points[place]
         if point is None or point >= reference.num_rows:
             continue
         decisions = policy.schedule.decisions(point, setting.spans)
         if policy.is_plain and _is_sparse(decisions, reference.num_rows):
-            engine = _open(family, reference, setting, point)
+            engine = _open(family, reference, setting, decisions[0])
             together.setdefault(decisions, []).append((place, engine))
         else:
             alone = [_stepped(part, reference, setting, decisions) for part in family.parts()]
@@ -180,7 +187,10 @@ def replay(
         found = sweep([engine for _, engine in opened], reference, decisions)
         for (place, engine), measures in zip(opened, found, strict=True):
             results[place] = _collect(engine, decisions[0], measures, reference)
-    return results
+    return [
+        None if point is None or place not in results else results[place].since(point)
+        for place, point in enumerate(points)
+    ]
 
 
 def _is_sparse(decisions: Sequence[int], num_rows: int) -> bool:
@@ -222,15 +232,15 @@ def _collect(
     """Return the replay of an engine that has read, or need not read, all rows."""
     num_rows = reference.num_rows
     evicted_at_NLGT = pad(engine.evicted_at_NLGK, (0, num_rows - engine.num_tokens), value=NEVER)
-    num_sets = len(engine.is_clipped_N)
+    num_sets = engine.num_sets
     return Replay(
         first_row=point,
         full_R=np.array([engine.layer.entries(t + 1) for t in range(point, num_rows)]),
         measures=Measures(*(array.cpu().numpy() for array in measures)),
         evicted_at_NLGT=evicted_at_NLGT.expand(num_sets, -1, -1, -1).cpu().numpy(),
         oracle_overlap_NLG=oracle_overlap(engine, point, reference).cpu().numpy(),
-        is_clipped_N=engine.is_clipped_N.numpy(),
-        is_clamped_N=engine.is_clamped_N.numpy(),
+        is_clipped_N=engine.is_clipped_NL.any(1).numpy(),
+        is_clamped_N=engine.is_clamped_NL.any(1).numpy(),
     )
 
 

@@ -1,13 +1,15 @@
 """When a policy decides: once at a point, after each turn, or every N tokens from a point.
 
 A decision is named by the number of tokens seen, t: the cache then holds positions 0 .. t-1, and
-the row at position t is the first that reads the reduced cache.
+the row at position t is the first that reads the reduced cache. Rows from the point on are scored;
+``evict-prompt=CHUNK`` decides before it too, after each chunk of the prompt, which then never
+stands in the cache as a whole.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tracekit.errors import UsageError
 from tracekit.kv.anchors import Anchor, parse_anchor
@@ -50,28 +52,50 @@ class Schedule(ABC):
     Parameters
     ----------
     start
-        Where the first decision is made.
+        Where the first decision is made that scored rows follow.
+    evict_prompt
+        Tokens of a chunk of the prompt after each of which a decision is made too; None: the prompt
+        is read as a whole.
     """
 
     start: Anchor
+    evict_prompt: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.evict_prompt is not None and self.evict_prompt < 1:
+            msg = f"evict-prompt={self.evict_prompt} is a chunk of at least 1 token."
+            raise UsageError(msg)
+
+    @property
+    def items(self) -> dict[str, str]:
+        """The parameters of the text form, in order."""
+        chunk = {} if self.evict_prompt is None else {"evict-prompt": str(self.evict_prompt)}
+        return self._items | chunk
 
     @property
     @abstractmethod
-    def items(self) -> dict[str, str]:
-        """The parameters of the text form, in order."""
+    def _items(self) -> dict[str, str]:
+        """Those of a kind of schedule."""
 
-    @abstractmethod
     def decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
-        """Return the numbers of tokens seen at which a decision is made; the first is ``point``.
+        """Return the numbers of tokens seen at which a decision is made.
 
         Parameters
         ----------
         point
-            The first decision.
+            The first decision that scored rows follow; the first of all without ``evict_prompt``.
         spans
             Of the sequence. Its last token never enters the cache: only decisions that a row
             follows are returned.
         """
+        later = self._decisions(point, spans)
+        if self.evict_prompt is None or not later:
+            return later
+        return (*range(self.evict_prompt, point, self.evict_prompt), *later)
+
+    @abstractmethod
+    def _decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
+        """Return those from the point on."""
 
     @property
     def text(self) -> str:
@@ -106,11 +130,11 @@ class Once(Schedule):
     """One decision; entries that come later all stay."""
 
     @property
-    def items(self) -> dict[str, str]:
+    def _items(self) -> dict[str, str]:
         """``at``."""
         return {"at": self.start.text}
 
-    def decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
+    def _decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
         """Return the point alone."""
         return (point,) if point < spans.num_rows else ()
 
@@ -120,11 +144,11 @@ class EachTurn(Schedule):
     """A decision after each turn, the first of them the start; what a turn adds stays until then."""
 
     @property
-    def items(self) -> dict[str, str]:
+    def _items(self) -> dict[str, str]:
         """``at``."""
         return {"at": self.start.text}
 
-    def decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
+    def _decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
         """Return the ends of the turns from the point on."""
         return tuple(end for end in spans.turn_ends if point <= end < spans.num_rows)
 
@@ -145,12 +169,13 @@ class Every(Schedule):
     above: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.every < 1 or self.above < 0:
             msg = f"every={self.every} must be at least 1 token, above={self.above} not negative."
             raise UsageError(msg)
 
     @property
-    def items(self) -> dict[str, str]:
+    def _items(self) -> dict[str, str]:
         """``every`` and ``from``, and ``above`` where there is one."""
         above = {"above": str(self.above)} if self.above else {}
         return {"every": str(self.every), "from": self.start.text} | above
@@ -161,28 +186,34 @@ class Every(Schedule):
         point = None if point is None else max(point, self.above)
         return point if point is not None and point < spans.num_tokens else None
 
-    def decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
+    def _decisions(self, point: int, spans: Spans) -> tuple[int, ...]:
         """Return the point and each ``every`` tokens after it."""
         return tuple(range(point, spans.num_rows, self.every))
 
 
 def parse_schedule(items: dict[str, str]) -> Schedule:
-    """Return the schedule of the parameters ``at``, or ``every``, ``from`` and ``above``.
+    """Return the schedule of ``at``, or ``every``, ``from`` and ``above``; and ``evict-prompt``.
 
     Raises
     ------
     UsageError
         If they are not one of the two, or a value is out of range.
     """
-    if items.keys() == {"at"}:
+    names = items.keys() - {"evict-prompt"}
+    chunk = _tokens("evict-prompt", items["evict-prompt"]) if "evict-prompt" in items else None
+    if names == {"at"}:
         kind = EachTurn if items["at"] == "turn" else Once
-        return kind(parse_anchor(items["at"]))
-    if {"every", "from"} <= items.keys() <= {"every", "from", "above"}:
-        start, every, above = items["from"], items["every"], items.get("above", "0")
-        try:
-            return Every(parse_anchor(start), int(every), int(above))
-        except ValueError as error:
-            msg = f"every={every!r} and above={above!r} are numbers of tokens."
-            raise UsageError(msg) from error
+        return kind(parse_anchor(items["at"]), evict_prompt=chunk)
+    if {"every", "from"} <= names <= {"every", "from", "above"}:
+        every, above = (_tokens(name, items.get(name, "0")) for name in ("every", "above"))
+        return Every(parse_anchor(items["from"]), every, above, evict_prompt=chunk)
     msg = "at=POINT decides once, every=N with from=POINT again and again: name one of the two."
     raise UsageError(msg)
+
+
+def _tokens(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        msg = f"{name}={text!r} is no number of tokens."
+        raise UsageError(msg) from error

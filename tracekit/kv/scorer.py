@@ -31,6 +31,8 @@ class Needs:
         Queries of this many newest rows, and their attention to the keys that are held now.
     future
         Rows that come after the decision. No decoder has them: such a rule is a bound.
+    influence
+        Gradients of recorded influence probes at these rows; with ``future``.
     """
 
     keys: bool = False
@@ -39,6 +41,7 @@ class Needs:
     accumulated: tuple[Accumulator, ...] = ()
     last_queries: int = 0
     future: bool = False
+    influence: bool = False
 
 
 EVERY_STEP = (("every", "1"), ("from", "prompt"))

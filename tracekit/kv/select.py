@@ -75,8 +75,9 @@ class Protection:
         start_NLG1 = budget_NLG.new_tensor([num_tokens - recent[one] for one in values])
         position_K = torch.arange(num_tokens, device=budget_NLG.device)
         is_recent_NLGK = position_K >= start_NLG1.reshape(*budget_NLG.shape, 1)
-        rest_K = torch.where(template_K & (self.template == "kept"), _TEMPLATE, _SCORED)
-        tier_NLGK = torch.where(is_recent_NLGK, _RECENT, rest_K)
+        tier_NLGK = torch.where(is_recent_NLGK, _RECENT, _SCORED)
+        if self.template == "kept":
+            tier_NLGK.masked_fill_(template_K & ~is_recent_NLGK, _TEMPLATE)
         tier_NLGK[..., : self.sinks] = _SINK
         return tier_NLGK
 

@@ -37,6 +37,8 @@ class RowSums(NamedTuple):
         Sums over the keys from ``point`` on, which all policies share, and over all keys.
     sink_X
         The sink's own exponential, 0 without a sink.
+    influence_RPF
+        Gradients of the P probes at the outputs of each row, F = M * D.
     """
 
     layer: LayerSpec
@@ -51,6 +53,7 @@ class RowSums(NamedTuple):
     later_XC: torch.Tensor
     full_XC: torch.Tensor
     sink_X: torch.Tensor
+    influence_RPF: torch.Tensor
 
     @classmethod
     def of(
@@ -90,6 +93,7 @@ class RowSums(NamedTuple):
         value_KC = torch.cat([value_TD, torch.ones_like(value_TD[:, :1])], dim=1)
         later_XC = exp_KX[point:].T @ value_KC[point:]
         full_XC = torch.addmm(later_XC, exp_KX[:point].T, value_KC[:point])
+        influence_PMRD = reference.influence(start, end)[at, :, heads]
         return cls(
             layer=layer,
             query_MRD=query_MRD,
@@ -103,6 +107,7 @@ class RowSums(NamedTuple):
             later_XC=later_XC,
             full_XC=full_XC,
             sink_X=sink_X,
+            influence_RPF=influence_PMRD.permute(2, 0, 1, 3).flatten(2).contiguous(),
         )
 
     @property

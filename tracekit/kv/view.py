@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tracekit.kv.accumulate import Accumulator
+    from tracekit.kv.scorer import Needs
     from tracekit.spec import LayerSpec, RopeSpec
 
 T = TypeVar("T")
@@ -131,14 +132,73 @@ class Future:
         The spec that the layers share.
     query_LHTD, key_LGTD, value_LGTD
         All recorded rows of the sequence.
+    influence_LPHRD
+        Gradients of P probes at the attention outputs of the rows from ``influence_from`` on; P = 0
+        without probes, or to a rule that does not declare them.
+    influence_from
+        The first row that has gradients.
     """
 
     layer: LayerSpec
     query_LHTD: torch.Tensor
     key_LGTD: torch.Tensor
     value_LGTD: torch.Tensor
+    influence_LPHRD: torch.Tensor
+    influence_from: int
 
-    def weights(self, held_NLGK: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    @property
+    def num_rows(self) -> int:
+        """T, all rows of the sequence."""
+        return self.key_LGTD.shape[-2]
+
+    @property
+    def num_probes(self) -> int:
+        """P."""
+        return self.influence_LPHRD.shape[1]
+
+    def declared(self, needs: Needs) -> Future | None:
+        """Return what a rule that declared ``needs`` may see of it."""
+        if not needs.future:
+            return None
+        if needs.influence:
+            return self
+        return replace(self, influence_LPHRD=self.influence_LPHRD[:, :0])
+
+    def require_influence(self, row: int) -> None:
+        """Raise if rows from ``row`` on have no gradients.
+
+        Raises
+        ------
+        UsageError
+            If there are no probes, or they begin later.
+        """
+        if not self.num_probes:
+            msg = (
+                "it scores keys by influence probes, and there are none (or it does not declare "
+                "them): record with --capture influence."
+            )
+            raise UsageError(msg)
+        if why := begins_late(row, self.influence_from):
+            msg = f"it scores keys by influence probes; {why}"
+            raise UsageError(msg)
+
+    def influence(self, start: int, end: int) -> torch.Tensor:
+        """Return gradients [L, P, H, Q, D] of rows ``start`` .. ``end`` - 1, 0 where there are none."""
+        first, last = (max(0, row - self.influence_from) for row in (start, end))
+        taken_LPHQD = self.influence_LPHRD[..., first:last, :]
+        missing = end - start - (last - first)
+        return pad(taken_LPHQD, (0, 0, missing, 0)) if missing else taken_LPHQD
+
+    def by_layer(self) -> Iterator[Future]:
+        """Yield the rows of one layer after another, in float64."""
+        names = ("query_LHTD", "key_LGTD", "value_LGTD", "influence_LPHRD")
+        for at in range(len(self.key_LGTD)):
+            tensors = {name: getattr(self, name)[at : at + 1].double() for name in names}
+            yield replace(self, **tensors)
+
+    def weights(
+        self, held_NLGK: torch.Tensor, rows: range | None = None, *, width: int = 1
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield attention of the later rows over what is held now and what comes after.
 
         Rows are renormalised over the held keys, as they would be if nothing more were evicted.
@@ -147,17 +207,22 @@ class Future:
         ----------
         held_NLGK
             bool, K tokens seen.
+        rows
+            Some of the later rows; None: all of them.
+        width
+            Numbers that are made of each weight, for the size of the blocks.
 
         Yields
         ------
         tuple
             Position of the first row of a block, and weights [L, G, N, M, Q, its last row + 1].
         """
-        num_tokens, num_rows = held_NLGK.shape[-1], self.key_LGTD.shape[-2]
+        num_tokens, num_rows = held_NLGK.shape[-1], self.num_rows
+        rows = range(num_tokens, num_rows) if rows is None else rows
         num_layers, num_heads = self.query_LHTD.shape[:2]
-        item = self.key_LGTD.element_size()
+        item = self.key_LGTD.element_size() * width
         row_bytes = len(held_NLGK) * num_layers * num_heads * num_rows * item
-        for start, end in row_blocks(num_tokens, num_rows, row_bytes):
+        for start, end in row_blocks(rows.start, rows.stop, row_bytes):
             here_NLGK = pad(held_NLGK, (0, end - num_tokens), value=True)
             seen_QK = visible_QK(
                 self.layer, end - start, end, first_query=start, device=held_NLGK.device
@@ -166,6 +231,16 @@ class Future:
                 self.query_LHTD[..., start:end, :], self.key_LGTD[..., :end, :], self.layer
             )
             yield start, seen_weights(logits_LHQK, here_NLGK[..., None, :] & seen_QK, self.layer)
+
+
+def begins_late(row: int, influence_from: int) -> str:
+    """Return why gradients from a row on do not serve an eviction at ``row``; '' if they do."""
+    if influence_from <= row:
+        return ""
+    return (
+        f"probes begin at row {influence_from} and it evicts at {row}: record with --probe-from "
+        f"{row} or earlier."
+    )
 
 
 def _declared(value: T | None, name: str) -> T:

@@ -42,6 +42,11 @@ def drive(
     ids_BR = run.ids_1T[:, first_row:].expand(num_runs, -1)
     entry = run.inputs[first_layer][..., first_row:, :]
     entry = entry.expand(*[-1] * (entry.ndim - 3), num_runs, -1, -1)
-    with torch.no_grad(), muted(), steered(run.loaded.model, steering):
-        with entered_at(run.loaded.model, first_layer, entry):
-            return decode(run.loaded, ids_BR, first_row)
+    model = run.loaded.model
+    with (
+        torch.no_grad(),
+        muted(),
+        steered(model, steering),
+        entered_at(model, first_layer, entry),
+    ):
+        return decode(run.loaded, ids_BR, first_row)

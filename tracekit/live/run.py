@@ -79,9 +79,13 @@ def full_run(loaded: LoadedModel, ids: Sequence[int]) -> FullRun:
     refuse(loaded)
     ids_1T = torch.tensor([list(ids)], device=loaded.model.device)
     watch = _Watch(loaded.spec)
-    with torch.no_grad(), muted(), tap(loaded.model, watch):
-        with watched_layers(loaded.model, watch.enter):
-            hidden_1TE = decode(loaded, ids_1T, 0)
+    with (
+        torch.no_grad(),
+        muted(),
+        tap(loaded.model, watch),
+        watched_layers(loaded.model, watch.enter),
+    ):
+        hidden_1TE = decode(loaded, ids_1T, 0)
     return FullRun(loaded, ids_1T, watch.references, watch.inputs, hidden_1TE[0])
 
 

@@ -1,12 +1,13 @@
 """Forward passes that begin at a layer: what the layers below gave is known and not computed again.
 
 A layer is entered with hidden states that an earlier pass was seen to bring; the layers below it
-hand on what they get.
+hand on what they get. A single layer can be called again with all else that the model gave it.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.nn import ModuleList
@@ -16,6 +17,7 @@ from tracekit.model.decoder import decoder_of, layer_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -86,17 +88,82 @@ def entered_at(model: Any, layer: int, hidden: torch.Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _handing_on(layer: Any) -> Iterator[None]:
-    """Let a layer return the hidden states that it gets."""
+def left_with(model: Any, hidden: torch.Tensor) -> Iterator[None]:
+    """Let forward passes begin after the last layer, until the block ends, however it ends.
 
-    def hand_on(*args: Any, **kwargs: Any) -> Any:
-        return _hidden(args, kwargs)
+    Parameters
+    ----------
+    model
+        A causal language model of transformers.
+    hidden
+        What the last layer returns, of the shape of the model's hidden states.
+    """
+    *below, last = decoder_layers(model)
+    with ExitStack() as stack:
+        for layer in below:
+            stack.enter_context(_handing_on(layer))
+        stack.enter_context(_instead(last, lambda *_, **__: hidden))
+        yield
 
-    layer.forward = hand_on
+
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """How a forward pass calls one layer: mask, rotation and whatever else its model hands it."""
+
+    layer: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def output(self, hidden: torch.Tensor) -> Any:
+        """Return what the layer makes of other hidden states, called in the same way."""
+        args, kwargs = _with_hidden(hidden, self.args, self.kwargs)
+        return self.layer(*args, **kwargs)
+
+
+def layer_calls(model: Any, run: Callable[[], object]) -> list[LayerCall]:
+    """Return how each layer is called in a forward pass, in order; none of them is run.
+
+    Parameters
+    ----------
+    model
+        A causal language model of transformers.
+    run
+        Runs one forward pass of its decoder.
+    """
+    calls: list[LayerCall] = []
+
+    def caught(layer: Any) -> Callable[..., Any]:
+        def catch(*args: Any, **kwargs: Any) -> Any:
+            calls.append(LayerCall(layer, args, kwargs))
+            return _hidden(args, kwargs)
+
+        return catch
+
+    with ExitStack() as stack:
+        for layer in decoder_layers(model):
+            stack.enter_context(_instead(layer, caught(layer)))
+        run()
+    return calls
+
+
+@contextmanager
+def _instead(layer: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Put a function in the place of a layer's own."""
+    # Models that are spread over devices have one there already, which moves tensors.
+    before = vars(layer).get("forward")
+    layer.forward = forward
     try:
         yield
     finally:
-        del layer.forward
+        if before is None:
+            del layer.forward
+        else:
+            layer.forward = before
+
+
+def _handing_on(layer: Any) -> AbstractContextManager[None]:
+    """Let a layer return the hidden states that it gets."""
+    return _instead(layer, lambda *args, **kwargs: _hidden(args, kwargs))
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tracekit.record.estimate import Length, estimate_bytes, estimate_seconds
+from tracekit.kv.schedule import Spans
+from tracekit.live.gradients import refuse_influence
+from tracekit.record.estimate import Length, estimate_bytes
+from tracekit.record.estimate_time import estimate_seconds
 from tracekit.record.job import Job
 from tracekit.record.options import RecordOptions, new_tokens
 
@@ -46,7 +49,15 @@ def estimate(loaded: LoadedModel, source: Source, options: RecordOptions) -> Est
     """Return what ``record`` would leave and how long the model would need.
 
     Answers are taken as long as they may be.
+
+    Raises
+    ------
+    ModelError
+        If the model cannot give the influence probes that are asked for.
     """
+    probes = options.probes if options.capture == "influence" else None
+    if probes is not None:
+        refuse_influence(loaded)
     jobs = list(source.jobs(loaded.tokenizer))
     lengths = [_length(job, options) for job in jobs if isinstance(job, Job)]
     num_bytes = estimate_bytes(
@@ -58,6 +69,7 @@ def estimate(loaded: LoadedModel, source: Source, options: RecordOptions) -> Est
         store_oproj=options.store_oproj,
         maps=options.wanted(loaded.spec).maps,
         attention_topk=options.attention_topk,
+        probes=probes,
     )
     return Estimate(
         num_sequences=len(lengths),
@@ -65,10 +77,21 @@ def estimate(loaded: LoadedModel, source: Source, options: RecordOptions) -> Est
         num_prompt=sum(one.num_prompt for one in lengths),
         num_new=sum(one.num_new for one in lengths),
         num_bytes=num_bytes,
-        seconds=estimate_seconds(loaded, lengths),
+        seconds=estimate_seconds(loaded, lengths, num_probes=probes.number if probes else 0),
     )
 
 
 def _length(job: Job, options: RecordOptions) -> Length:
     given = sum(len(part.ids) for part in job.parts)
-    return Length(given, new_tokens(job, options) * len(job.parts))
+    one = Length(given, new_tokens(job, options) * len(job.parts))
+    if options.capture != "influence":
+        return one
+    first = job.parts[0]
+    spans = Spans(
+        num_tokens=one.num_rows + 1,
+        context_end=first.context_end,
+        prompt_end=job.prompt_end,
+        turn_ends=tuple(first.turn_ends),
+    )
+    first_row = options.probes.first_row(spans)
+    return one if first_row is None else replace(one, num_probed=one.num_rows - first_row)

@@ -1,4 +1,4 @@
-"""How large a trace will be and how long recording takes, before anything is recorded.
+"""How large a trace will be, before anything is recorded.
 
 Tensors and weights are counted; tables are rows times bytes measured on a real trace, to within
 ``TABLE_FACTOR``.
@@ -7,21 +7,17 @@ Tensors and weights are counted; tables are rows times bytes measured on a real 
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from tracekit import schema
-from tracekit.model.versions import cache_keyword, new_cache
 from tracekit.trace import layout
 from tracekit.trace.writer import SHARD_BYTES, SHARD_SEQUENCES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tracekit.model.load import LoadedModel
+    from tracekit.record.probe_options import ProbeOptions
     from tracekit.spec import LayerSpec, ModelSpec
 
 TABLE_FACTOR = 1.5
@@ -54,16 +50,17 @@ LISTING_BYTES = 1800
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
-PROBE_PROMPT, PROBE_STEPS = 64, 6
-"""Tokens of the prefill and steps of decoding that are timed."""
-
 
 @dataclass(frozen=True)
 class Length:
-    """Tokens of one sequence: given ones and those to be generated, over all turns."""
+    """Tokens of one sequence: given ones and those to be generated, over all turns.
+
+    ``num_probed`` of its rows have influence probes.
+    """
 
     num_prompt: int
     num_new: int
+    num_probed: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -86,6 +83,7 @@ def estimate_bytes(
     store_oproj: bool = False,
     maps: Collection[int] = (),
     attention_topk: int = 0,
+    probes: ProbeOptions | None = None,
 ) -> dict[str, int]:
     """Return the bytes of a trace, by file; shards are added up.
 
@@ -101,6 +99,8 @@ def estimate_bytes(
         Layers whose maps are stored.
     attention_topk
         Largest entries that are stored of each row.
+    probes
+        Influence probes; None for none.
 
     Returns
     -------
@@ -115,7 +115,9 @@ def estimate_bytes(
     if matrices:
         found[layout.WEIGHTS] = sum(matrices) * ITEM_BYTES[spec.dtype]
     data = dict.fromkeys(_names(seen, capture), 0.0)
+    stored = seen if layout.holds(capture, "qkv") else []
     item_bytes = ITEM_BYTES[spec.dtype if dtype_store == "native" else dtype_store]
+    probed = [spec.layers[at] for at in probes.chosen(spec)] if probes else []
     for one in lengths:
         for name, count in _num_rows(spec, seen, one).items():
             if name in data:
@@ -124,40 +126,15 @@ def estimate_bytes(
         if "attention" in data:
             data["attention"] += _entries_bytes(seen, one.num_rows, set(maps), attention_topk)
         if "tensors" in data:
-            stored = seen if capture == "qkv" else []
             data["tensors"] += _tensor_bytes(spec, stored, one.num_rows, item_bytes)
+        if probes:
+            data["tensors"] += one.num_probed * _probe_bytes(probed, probes)
     tokens = sum(one.num_prompt + one.num_new for one in lengths)
     texts = SEQUENCE_BYTES * len(lengths) + TEXT_BYTES_PER_TOKEN * tokens
-    return found | _shard_bytes(data, texts, len(lengths), len(seen) if capture == "qkv" else 0)
-
-
-def estimate_seconds(loaded: LoadedModel, lengths: Sequence[Length]) -> float:
-    """Return the time that the model needs for sequences, one at a time, in seconds.
-
-    A short prefill and a few steps are timed, twice, and the faster time counts. Attention's growth
-    with the length, deriving and writing are not in it: for contexts of thousands of tokens it is a
-    lower bound.
-    """
-    with torch.no_grad():
-        first, second = _time_once(loaded), _time_once(loaded)
-    prefill_s, step_s = min(first[0], second[0]), min(first[1], second[1])
-    num_prompt = sum(one.num_prompt for one in lengths)
-    num_new = sum(one.num_new for one in lengths)
-    return num_prompt * prefill_s / PROBE_PROMPT + num_new * step_s
-
-
-def _time_once(loaded: LoadedModel) -> tuple[float, float]:
-    """Return the time of one short prefill and, on average, of a step after it."""
-    model = loaded.model
-    cache = {cache_keyword(model): new_cache(model)}
-    ids_BT = torch.zeros(1, PROBE_PROMPT, dtype=torch.int64, device=model.device)
-    marks = [time.perf_counter()]
-    for start in range(PROBE_STEPS + 1):
-        # Reading a logit waits for the device.
-        output = model(ids_BT if start == 0 else ids_BT[:, :1], use_cache=True, **cache)
-        output.logits[0, -1, 0].item()
-        marks.append(time.perf_counter())
-    return marks[1] - marks[0], (marks[-1] - marks[1]) / PROBE_STEPS
+    num_groups = len(lengths) * len(stored) + len(probed) * sum(
+        one.num_probed > 0 for one in lengths
+    )
+    return found | _shard_bytes(data, texts, len(lengths), num_groups)
 
 
 def _names(seen: Sequence[LayerSpec], capture: str) -> list[str]:
@@ -199,6 +176,12 @@ def _tensor_bytes(
     return num_rows * (4 * spec.head.hidden_size + item_bytes * numbers)
 
 
+def _probe_bytes(probed: Sequence[LayerSpec], probes: ProbeOptions) -> int:
+    """Return the bytes of all probes of one row."""
+    numbers = sum(layer.num_heads * layer.value_dim for layer in probed)
+    return probes.number * numbers * ITEM_BYTES[probes.dtype]
+
+
 def _entries_bytes(
     seen: Sequence[LayerSpec], num_rows: int, maps: set[int], attention_topk: int
 ) -> float:
@@ -214,7 +197,7 @@ def _entries_bytes(
 
 
 def _shard_bytes(
-    data: dict[str, float], texts: float, num_sequences: int, num_layers: int
+    data: dict[str, float], texts: float, num_sequences: int, num_groups: int
 ) -> dict[str, int]:
     """Return the bytes of the files of all shards, Parquet's own included."""
     if not num_sequences:
@@ -227,8 +210,8 @@ def _shard_bytes(
             tables[name],
             size,
             num_files=num_shards,
-            # Tensors: a row group for each layer and one for the final hidden states.
-            num_groups=num_sequences * (1 + num_layers if name == "tensors" else 1),
+            # Tensors: a row group for each layer, and one for the final hidden states.
+            num_groups=num_sequences + (num_groups if name == "tensors" else 0),
         )
         for name, size in data.items()
     }

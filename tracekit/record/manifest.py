@@ -62,6 +62,7 @@ def recording_settings(
         "attention_topk": options.attention_topk,
         "head": options.head,
         "store_oproj": options.store_oproj,
+        "probes": options.probes.to_json(loaded.spec) if options.capture == "influence" else None,
     }
 
 

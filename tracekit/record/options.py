@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
 from tracekit.errors import UsageError
 from tracekit.record.attention_stats import Wanted
+from tracekit.record.layer_choice import Choice, chosen_layers
+from tracekit.record.probe_options import ProbeOptions
 from tracekit.record.sampler import Sampler
 from tracekit.registry import unknown
 from tracekit.trace import layout
@@ -31,8 +33,9 @@ class RecordOptions:
     Parameters
     ----------
     capture
-        ``steps`` (numbers only), ``hidden`` (final hidden states and attention statistics) or
-        ``qkv`` (also queries, keys and values: exact KV replay).
+        ``steps`` (numbers only), ``hidden`` (final hidden states and attention statistics), ``qkv``
+        (also queries, keys and values: exact KV replay) or ``influence`` (also probes, from which
+        the harm of an eviction to the model's output is foretold).
     max_new_tokens
         New tokens an answer, 0 for the prompt alone; None: what each prompt asks for, else 128.
     batch_size
@@ -55,6 +58,8 @@ class RecordOptions:
     store_oproj
         Store the output projection of each layer, so that errors of attention can be measured where
         they enter the model.
+    probes
+        Which influence probes are recorded.
     overwrite
         Delete a trace that is there.
     """
@@ -66,10 +71,11 @@ class RecordOptions:
     sampler: Sampler = field(default_factory=Sampler)
     seed: int = 0
     dtype_store: str = "native"
-    maps: tuple[int, ...] | Literal["all"] = ()
+    maps: Choice = ()
     attention_topk: int = 0
     head: str = "store"
     store_oproj: bool = False
+    probes: ProbeOptions = field(default_factory=ProbeOptions)
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -90,14 +96,21 @@ class RecordOptions:
             if count is not None and count < least:
                 msg = f"{kind} must be at least {least}, not {count}."
                 raise UsageError(msg)
+        self._refuse_idle()
+
+    def _refuse_idle(self) -> None:
+        """Refuse what the capture level has no use for."""
         if self.capture == "steps" and (self.maps or self.attention_topk):
             msg = "capture steps has no attention: maps and attention_topk need hidden or qkv."
             raise UsageError(msg)
-        if self.capture != "qkv" and self.store_oproj:
+        if self.store_oproj and not layout.holds(self.capture, "qkv"):
             msg = (
                 f"output projections are of use beside queries, keys and values only: store_oproj "
                 f"needs capture qkv, not {self.capture}."
             )
+            raise UsageError(msg)
+        if self.probes != ProbeOptions() and self.capture != "influence":
+            msg = f"probes need capture influence, not {self.capture}."
             raise UsageError(msg)
 
     def wanted(self, spec: ModelSpec) -> Wanted:
@@ -108,18 +121,7 @@ class RecordOptions:
         UsageError
             If the model has no such layer, or its attention cannot be seen.
         """
-        seen = [one.index for one in spec.layers if one.num_heads and one.refusal is None]
-        if self.maps == "all":
-            return Wanted(self.attention_topk, frozenset(seen))
-        count = len(spec.layers)
-        places = {layer: layer + count if layer < 0 else layer for layer in self.maps}
-        if missing := [layer for layer, place in places.items() if place not in seen]:
-            msg = (
-                f"maps: {spec.name} has no attention that can be seen in layer {missing[0]}; "
-                f"it has in {_listed(seen)}."
-            )
-            raise UsageError(msg)
-        return Wanted(self.attention_topk, frozenset(places.values()))
+        return Wanted(self.attention_topk, chosen_layers("maps", self.maps, spec))
 
 
 def new_tokens(job: Job, options: RecordOptions) -> int:
@@ -128,10 +130,3 @@ def new_tokens(job: Job, options: RecordOptions) -> int:
         return 0
     wanted = (options.max_new_tokens, job.max_new_tokens, DEFAULT_NEW_TOKENS)
     return next(count for count in wanted if count is not None)
-
-
-def _listed(layers: list[int]) -> str:
-    """Return layer numbers as text, a whole run of them as its ends."""
-    if len(layers) > 2 and layers == list(range(layers[0], layers[-1] + 1)):
-        return f"layers {layers[0]} to {layers[-1]}"
-    return f"layers {', '.join(map(str, layers))}" if layers else "none"

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from tracekit.errors import InputError
+from tracekit.live.gradients import refuse_influence
 from tracekit.measure.head import Head
 from tracekit.model.head import head_tensors
 from tracekit.model.load import LoadedModel, load_model
@@ -43,7 +44,10 @@ __all__ = ["Recorded", "Skipped", "record"]
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a recording left: its folder, how many sequences it holds, what was skipped."""
+    """What a recording left: its folder, how many sequences it holds, what was left out.
+
+    ``skipped`` has prompts and sequences, and sequences that are there without their probes.
+    """
 
     path: str
     num_sequences: int
@@ -90,6 +94,8 @@ def record(
     options, progress = options or RecordOptions(), progress or Silent()
     source = _as_source(source)
     loaded = load_model(model) if isinstance(model, str) else model
+    if options.capture == "influence":
+        refuse_influence(loaded)
     for note in notes(loaded, options):
         progress.say(note)
     manifest = make_manifest(loaded, recording_settings(loaded, source, options))
@@ -152,7 +158,8 @@ class _Recording:
         self._writer.update_manifest(skipped=[[one.prompt, one.why] for one in self._skipped])
         total = len(self._writer.finished)
         path = str(self._writer.path)
-        return Recorded(path, total, total - len(self._finished), tuple(self._skipped))
+        left_out = (*self._skipped, *session.unprobed)
+        return Recorded(path, total, total - len(self._finished), left_out)
 
     def _jobs(self, session: Session) -> Iterator[Job]:
         """Yield what is to be run; what cannot be is skipped, what is there is passed over."""
@@ -183,7 +190,7 @@ class _Recording:
             head=head,
             num_tokens=spec.num_tokens,
             with_attention=options.capture != "steps",
-            with_tensors=options.capture == "qkv",
+            with_tensors=layout.holds(options.capture, "qkv"),
             wanted=options.wanted(spec),
             dtype=STORE_DTYPES[options.dtype_store],
         )

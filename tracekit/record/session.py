@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from tracekit import schema
@@ -16,7 +15,9 @@ from tracekit.record.generate import generate, stop_ids
 from tracekit.record.job import Job, Skipped
 from tracekit.record.lane import NEVER, Lane
 from tracekit.record.options import RecordOptions, new_tokens
+from tracekit.record.probes import Probes
 from tracekit.record.render import rerendered_ids
+from tracekit.record.seed import sequence_seed
 from tracekit.record.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ class Session:
         self._progress = progress
         self._stop_ids = stop_ids(loaded.model)
         self._has_warned = False
+        self._probes: Probes | None = None
+        if options.capture == "influence":
+            self._probes = Probes(loaded, options.probes, store, progress)
+
+    @property
+    def unprobed(self) -> tuple[Skipped, ...]:
+        """Sequences that are recorded, but without the probes that were asked for."""
+        return () if self._probes is None else tuple(self._probes.left_out)
 
     def accept(self, job: Job) -> None:
         """Look at a job before it is run.
@@ -168,6 +177,8 @@ class Session:
             raise ModelError(msg)
         columns = {"sequence_id": job.sequence_id, **tokens.columns()}
         row = self._row(job, tokens)
+        if self._probes is not None:
+            row |= self._probes.put(job, tokens)
         writer = self._store.writer
         self._store.outbox.put(
             lambda: writer.shard.append(schema.TOKENS, len(ids), columns), 64 * len(ids)
@@ -230,8 +241,3 @@ class Session:
         return (
             f"{where} computed in {dtype} first held NaN or infinity at position {position}{hint}"
         )
-
-
-def sequence_seed(seed: int, sequence_id: str) -> int:
-    """Return the seed of one sequence: independent of what was recorded before it."""
-    return uuid.uuid5(uuid.NAMESPACE_OID, f"{seed}/{sequence_id}").int % 2**62

@@ -95,8 +95,8 @@ class Results:
 
     @property
     def level(self) -> str:
-        """Level of truth of the KV results."""
-        return str(self.run["plan"]["level"])
+        """Level of truth of the KV results that are shown."""
+        return str(self.run["plan"]["levels"][0])
 
     def curves(self, question: str, measure: str, *, domain: str = ANY) -> dict[str, list[Point]]:
         """Return one measure of all policies or estimators, over sequences.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tracekit.kv.budget import Cache
     from tracekit.kv.policy import Policy
     from tracekit.kv.replay import Replay
+    from tracekit.simulate.tally import Tallied
     from tracekit.spec import LayerSpec
     from tracekit.trace.reader import Trace
 
@@ -56,29 +58,75 @@ def replay_sequence(
         Rows for each layer and KV head, each layer, and all together, over all steps and by bucket
         of steps; policies whose eviction point the sequence does not have are left out.
     """
-    stacks = Stacks(trace, str(sequence["sequence_id"]), bytes_per_number)
-    tokens = trace.table("tokens", sequence_id=str(sequence["sequence_id"]))
-    spans = spans_of(sequence, tokens)
-    needle_T = np.flatnonzero((tokens["span"] == "needle").to_numpy())
+    recorded = Recorded.of(trace, sequence)
+    scores_probes = any(family[0].scorer.needs.influence for family in families)
+    stacks = Stacks(trace, recorded.sequence_id, bytes_per_number, probes=scores_probes)
     tallies: dict[str, Tally] = {}
-    for layers, policies, result in replays(stacks, families, spans, seed):
-        # A window of text scores again what the window before it has scored: it is cut off.
-        scored = result.since(int(sequence["scored_from"]) - 1)
-        stack = Stack(
-            policies,
-            layers,
-            scored,
-            point=result.first_row,
-            needle_T=needle_T,
-            bytes_per_number=bytes_per_number,
-        )
+    for policies, stack in stacked(stacks, families, recorded, seed):
         for n, policy in enumerate(policies):
             tallies.setdefault(policy.text, Tally()).add(stack, n)
     by_text = {policy.text: policy for family in families for policy in family}
     return {
-        text: _rows(by_text[text], tally, spans, sequence, stacks.cache)
+        text: result_rows(by_text[text], "local", tally, tally.columns(), recorded, stacks.cache)
         for text, tally in tallies.items()
     }
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What all levels must know of a recorded sequence beside its layers.
+
+    Parameters
+    ----------
+    row
+        Of ``trace.sequences``.
+    spans
+        Where its parts end.
+    needle_T, answer_T
+        Positions of the needle in the prompt, and of a marked answer; empty if there is none.
+    """
+
+    row: pd.Series[Any]
+    spans: Spans
+    needle_T: np.ndarray
+    answer_T: np.ndarray
+
+    @classmethod
+    def of(cls, trace: Trace, sequence: pd.Series[Any]) -> Recorded:
+        """Read it from a trace, ``sequence`` its row of ``trace.sequences``."""
+        tokens = trace.table("tokens", sequence_id=str(sequence["sequence_id"]))
+        needle_T, answer_T = (
+            np.flatnonzero((tokens["span"] == name).to_numpy()) for name in ("needle", "answer")
+        )
+        return cls(sequence, spans_of(sequence, tokens), needle_T, answer_T)
+
+    @property
+    def sequence_id(self) -> str:
+        """Its id."""
+        return str(self.row["sequence_id"])
+
+
+def stacked(
+    stacks: Stacks, families: Sequence[Sequence[Policy]], recorded: Recorded, seed: int
+) -> Iterator[tuple[tuple[Policy, ...], Stack]]:
+    """Yield the columns of each family on each stack of layers, stack by stack.
+
+    Families whose eviction point the sequence does not have are left out.
+    """
+    for layers, policies, result in replays(stacks, families, recorded.spans, seed):
+        # A window of text scores again what the window before it has scored: it is cut off.
+        scored = result.since(int(recorded.row["scored_from"]) - 1)
+        yield (
+            policies,
+            Stack(
+                policies,
+                layers,
+                scored,
+                point=result.first_row,
+                needle_T=recorded.needle_T,
+                bytes_per_number=stacks.cache.bytes_per_number,
+            ),
+        )
 
 
 def replays(
@@ -142,16 +190,33 @@ def _plan(
     return [Family(tuple(one), shares.get(place)) for place, one in enumerate(families)]
 
 
-def _rows(
-    policy: Policy, tally: Tally, spans: Spans, sequence: pd.Series[Any], cache: Cache
+def result_rows(
+    policy: Policy, level: str, tally: Tally, tallied: Tallied, recorded: Recorded, cache: Cache
 ) -> pa.Table:
-    """Return the result rows of one policy."""
+    """Return rows of ``schema.KV_RESULTS`` of one policy.
+
+    Parameters
+    ----------
+    policy
+        What was replayed.
+    level
+        Whose rows they are.
+    tally
+        Of the policy, all stacks taken.
+    tallied
+        Its columns, or those of them that belong to the level.
+    recorded
+        The sequence.
+    cache
+        The layers.
+    """
+    sequence, spans = recorded.row, recorded.spans
     shared = {
         "sequence_id": sequence["sequence_id"],
         "domain": sequence["domain"],
         "policy": policy.text,
         "family": policy.family,
-        "level": "local",
+        "level": level,
         "causal": policy.causal,
         "selects": policy.selector is not None,
         "evict_at": policy.schedule.text,
@@ -161,7 +226,7 @@ def _rows(
         "is_clipped": tally.is_clipped,
         "is_clamped": tally.is_clamped,
     }
-    buckets, index, columns = tally.columns()
+    buckets, index, columns = tallied
     num_rows = len(index)
     own = {
         "layer": np.tile(index[:, 0], len(buckets)),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import UsageError
 from tracekit.kv.amounts import parse_kept
 from tracekit.kv.parse import parse
+from tracekit.measure.conventions import convention_of
+from tracekit.measure.influence import BLOCK_ROWS
 from tracekit.registry import unknown
 from tracekit.schema import RESULTS_VERSION
 from tracekit.simulate.stacking import parts_of
@@ -48,8 +50,27 @@ SIZES = (256, 512, 1024, 2048, 4096, 8192)
 MOST_BYTES = 16
 """Bytes of the widest number that anybody caches."""
 
-LEVELS = ("local",)
+LEVELS = ("local", "predicted", "propagated")
 """Levels of truth that this version computes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """How policies are run inside the model.
+
+    Parameters
+    ----------
+    model
+        Where the trace's model is now; None: under the name that the trace knows.
+    device
+        Where it runs.
+    convention
+        How next-token distributions are compared: ``tracekit`` or ``llama.cpp``.
+    """
+
+    model: str | None = None
+    device: str = "auto"
+    convention: str = "tracekit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,24 +85,30 @@ class Plan:
         Vocabulary estimators and candidate-set sizes.
     attention
         Whether attention statistics are taken.
-    level
-        Level of truth of the KV results.
+    levels
+        Levels of truth of the KV results, each a row of its own.
     seed
         Of random policies and of the bootstrap.
     bytes_per_number
         Bytes of one number of the cache, for the accounting.
     bandwidths
         Bytes a second of the fast tier and of the slow one, for the time of transfers.
+    probe_block
+        Rows whose effects are added up before they are squared, at level predicted.
+    inside
+        How policies are run inside the model, at level propagated.
     """
 
     families: tuple[tuple[Policy, ...], ...]
     estimators: tuple[Estimator, ...]
     sizes: tuple[int, ...]
     attention: bool = False
-    level: str = "local"
+    levels: tuple[str, ...] = ("local",)
     seed: int = 0
     bytes_per_number: int = 2
     bandwidths: tuple[float, float] | None = None
+    probe_block: int = BLOCK_ROWS
+    inside: Inside = field(default_factory=Inside)
 
     @property
     def policies(self) -> list[Policy]:
@@ -95,15 +122,18 @@ class Plan:
             "vocab": [estimator.text for estimator in self.estimators],
             "sizes": list(self.sizes),
             "attention": self.attention,
-            "level": self.level,
+            "levels": list(self.levels),
+            "probe_block": self.probe_block,
+            "convention": self.inside.convention,
             "kv_bytes": self.bytes_per_number,
             "bandwidths": None if self.bandwidths is None else list(self.bandwidths),
         }
 
     def key(self, run_id: str, question: str, sequence_id: str, name: str) -> str:
         """Return the key of a cell: a hash of all that its numbers depend on."""
-        parts = [RESULTS_VERSION, run_id, question, sequence_id, name, self.level, self.seed]
-        text = json.dumps([*parts, self.bytes_per_number])
+        parts = [RESULTS_VERSION, run_id, question, sequence_id, name, self.seed]
+        own = {"propagated": self.inside.convention, "predicted": self.probe_block}
+        text = json.dumps([*parts, self.bytes_per_number, own.get(question)])
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
@@ -114,10 +144,12 @@ def make_plan(
     kept: Sequence[float | str] = KEPT,
     sizes: Sequence[int] = SIZES,
     attention: bool | None = None,
-    level: str = "local",
+    levels: str | Sequence[str] = ("local",),
     seed: int = 0,
     bytes_per_number: int = 2,
     bandwidths: tuple[float, float] | None = None,
+    probe_block: int = BLOCK_ROWS,
+    inside: Inside | None = None,
 ) -> Plan:
     """Return the plan for policies and estimators given as text.
 
@@ -132,24 +164,35 @@ def make_plan(
         Candidate-set sizes.
     attention
         Whether attention statistics are taken; None: where no policy and no estimator is named.
-    level
-        Level of truth.
+    levels
+        Levels of truth of the KV results: ``local``, ``predicted``, ``propagated``.
     seed
         Of random policies and of the bootstrap.
     bytes_per_number
         Bytes of one number of the cache, for the accounting.
     bandwidths
         Bytes a second of the fast tier and of the slow one; None: no times of transfers.
+    probe_block
+        Rows whose effects are added up before they are squared, at level predicted.
+    inside
+        How policies are run inside the model; None: as usual.
 
     Raises
     ------
     UsageError
         If a name, a parameter or a level does not exist, or an amount is out of range.
     """
-    if level not in LEVELS:
-        raise UsageError(unknown("level", level, list(LEVELS)))
+    levels = (levels,) if isinstance(levels, str) else tuple(dict.fromkeys(levels))
+    for level in levels:
+        if level not in LEVELS:
+            raise UsageError(unknown("level", level, list(LEVELS)))
+    inside = inside or Inside()
+    convention_of(inside.convention)
     if any(size < 1 for size in sizes) or not 1 <= bytes_per_number <= MOST_BYTES:
         msg = f"candidate-set sizes are at least 1, bytes a number 1 to {MOST_BYTES}."
+        raise UsageError(msg)
+    if probe_block < 1:
+        msg = f"a probe block of {probe_block} rows is none: give 1 or more."
         raise UsageError(msg)
     if seed < 0:
         msg = f"seed={seed} is not a number from 0 on."
@@ -174,10 +217,12 @@ def make_plan(
         estimators=tuple(estimators.values()),
         sizes=tuple(sorted(set(sizes))),
         attention=attention,
-        level=level,
+        levels=levels,
         seed=seed,
         bytes_per_number=bytes_per_number,
         bandwidths=bandwidths,
+        probe_block=probe_block,
+        inside=inside,
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tracekit.errors import TraceError, UsageError
 from tracekit.kv.budget import Cache
 from tracekit.simulate.stacks import can_replay, why_no_layer
+from tracekit.trace import layout
 
 if TYPE_CHECKING:
     from tracekit.simulate.plan import Plan
@@ -28,10 +29,22 @@ def refuse_impossible(trace: Trace, plan: Plan) -> None:
     if not trace.shards:
         msg = f"{trace.path} holds no finished sequence yet; run the same record command to go on."
         raise TraceError(msg)
-    if plan.families and trace.capture != "qkv":
+    replays = plan.families and set(plan.levels) != {"propagated"}
+    if replays and not layout.holds(trace.capture, "qkv"):
         msg = (
             f"KV replay needs queries, keys and values: {trace.path} was recorded with --capture "
-            f"{trace.capture}, record it with --capture qkv, or name --vocab alone."
+            f"{trace.capture}, record it with --capture qkv, name --vocab alone, or --level "
+            "propagated, which runs the model."
+        )
+        raise TraceError(msg)
+    if (
+        plan.families
+        and "predicted" in plan.levels
+        and not layout.holds(trace.capture, "influence")
+    ):
+        msg = (
+            f"--level predicted needs influence probes: {trace.path} was recorded with --capture "
+            f"{trace.capture}, record it with --capture influence."
         )
         raise TraceError(msg)
     why = why_no_layer(trace)

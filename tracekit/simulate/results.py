@@ -12,7 +12,7 @@ from tracekit.errors import InputError
 from tracekit.trace import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from tracekit.schema import Table
@@ -46,9 +46,16 @@ class Cells:
             return False
         return True
 
-    def write(self, key: str, rows: pa.Table) -> None:
-        """Write a finished cell: whole, or not there."""
-        _write(self._cell(key), rows)
+    def part(self, key: str, place: int) -> str:
+        """Return the key of one of the tables of a cell; the first one's is the cell's own."""
+        return f"{key}-{place}" if place else key
+
+    def write(self, key: str, tables: Sequence[pa.Table]) -> None:
+        """Write the tables of a finished cell: whole, or not there."""
+        for place, rows in reversed(
+            list(enumerate(tables))
+        ):  # the first one says that all are there
+            _write(self._cell(self.part(key, place)), rows)
 
     def read(self, keys: list[str], table: Table) -> pa.Table:
         """Return the rows of finished cells, in the order of the keys."""

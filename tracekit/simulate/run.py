@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from tracekit import schema
 from tracekit.progress import Progress, Silent
+from tracekit.simulate.logit_stats import logit_stats
 from tracekit.simulate.manifest import make_manifest
 from tracekit.simulate.plan import Plan, make_plan
 from tracekit.simulate.pool import run_sequences
@@ -97,7 +98,7 @@ def simulate(
         _collect(trace, results, plan, done)
         results.write_run(skipped=skipped, failed=failed)
     computed = sum(one.num_computed for one in done)
-    found = sum(len(keys) for one in done for keys in one.keys.values()) - computed
+    found = sum(one.num_found for one in done)
     return Simulated(out, computed, found, tuple(skipped), tuple(failed))
 
 
@@ -115,6 +116,7 @@ def _collect(trace: Trace, results: Results, plan: Plan, done: list[Done]) -> No
     start = time.perf_counter()
     tables = {
         "kv": schema.KV_RESULTS,
+        "logits": schema.LOGITS,
         "vocab": schema.VOCAB_RESULTS,
         "attention": schema.ATTENTION_RESULTS,
     }
@@ -129,7 +131,10 @@ def _collect(trace: Trace, results: Results, plan: Plan, done: list[Done]) -> No
     summary = summarise(kv, _plain(rows["vocab"]), seed=plan.seed)
     recommended = recommend(_plain(rows["attention"]), seed=plan.seed)
     stacked = stacking(kv, seed=plan.seed)
+    convention = plan.inside.convention
+    stats = logit_stats(_plain(rows["logits"]), kv, convention=convention, seed=plan.seed)
     for table, columns in (
+        (schema.LOGIT_STATS, stats),
         (schema.STACKING, stacked),
         (schema.SUMMARY, summary),
         (schema.RECOMMENDED, recommended),

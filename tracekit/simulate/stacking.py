@@ -13,7 +13,7 @@ from tracekit.kv.schedule import parse_schedule
 from tracekit.measure.stats import bootstrap_mean, paired_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import pandas as pd
 
@@ -25,8 +25,12 @@ ERROR_BOUND = 0.1
 PERPLEXITY_BOUND = 2.0
 """The same in points of perplexity."""
 
-POWERS = {"output_error": 1, "output_error_sq": 2}
-"""Measures, as powers of the output error. Squares of independent errors add up."""
+MEASURES = {
+    "local": {"output_error": ("output_error", 1), "output_error_sq": ("output_error", 2)},
+    "predicted": {"kl_predicted_nats": ("kl_predicted_nats", 1)},
+    "propagated": {"kl_nats": ("kl_nats", 1)},
+}
+"""By level, measures as powers of a column. Squares of independent errors add up, and so does KL."""
 
 
 class Parts(NamedTuple):
@@ -86,7 +90,7 @@ def stacking(frame: pd.DataFrame, *, seed: int) -> dict[str, list[Any]]:
         row | {"level": str(level)}
         for level, cells in whole.groupby("level", observed=True, sort=False)
         for stack in _stacks(cells)
-        for row in stack.rows(seed)
+        for row in stack.rows(MEASURES[str(level)], seed)
     ]
     return {one.name: [row[one.name] for row in rows] for one in schema.STACKING.columns}
 
@@ -101,8 +105,8 @@ class _Stack:
     together: pd.DataFrame
     num_excluded: int
 
-    def rows(self, seed: int) -> Iterator[dict[str, Any]]:
-        """Yield one row a measure."""
+    def rows(self, measures: Mapping[str, tuple[str, int]], seed: int) -> Iterator[dict[str, Any]]:
+        """Yield one row a measure, each a power of a column."""
         change_S = np.exp(_column(self.transform, "nll_pruned"))
         change_S -= np.exp(_column(self.transform, "nll_full"))
         error = _mean(_column(self.transform, "output_error"))
@@ -117,9 +121,9 @@ class _Stack:
             "perplexity_bound": PERPLEXITY_BOUND,
             "exceeds_perplexity_bound": None if change is None else change > PERPLEXITY_BOUND,
         }
-        for measure, power in POWERS.items():
+        for measure, (column, power) in measures.items():
             eviction_S, transform_S, together_S = (
-                _column(part, "output_error") ** power
+                _column(part, column) ** power
                 for part in (self.eviction, self.transform, self.together)
             )
             interval = paired_difference(together_S, eviction_S + transform_S, seed=seed)

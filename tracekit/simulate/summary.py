@@ -20,6 +20,14 @@ KV_MEASURES = (
     "projected_error",
     "mass_kept",
     "attention_kl_nats",
+    "kl_nats",
+    "kl_predicted_nats",
+    "kl_predicted_se_nats",
+    "noise_kl_nats",
+    "jsd_nats",
+    "nll_full",
+    "nll_pruned",
+    "same_top_frac",
     "topk_overlap",
     "oracle_overlap",
     "needle_kept",
@@ -70,7 +78,7 @@ def summarise(kv: pd.DataFrame, vocab: pd.DataFrame, *, seed: int) -> dict[str, 
     whole = kv[
         (kv["layer"] == schema.ALL) & (kv["kv_head"] == schema.ALL) & (kv["steps"] == schema.ANY)
     ]
-    for text, frame in whole.groupby("policy", observed=True, sort=False):
+    for (text, level), frame in whole.groupby(["policy", "level"], observed=True, sort=False):
         cells = _Cells(frame, (*KV_MEASURES, "target_frac"))
         # Eviction and recall meet on one axis only: what a row reads.
         x_name = "read_frac" if frame["selects"].iloc[0] else "kept_frac"
@@ -78,7 +86,7 @@ def summarise(kv: pd.DataFrame, vocab: pd.DataFrame, *, seed: int) -> dict[str, 
             "question": "kv",
             "family": frame["family"].iloc[0],
             "name": str(text),
-            "level": frame["level"].iloc[0],
+            "level": str(level),
             "causal": bool(frame["causal"].iloc[0]),
             "x_name": x_name,
         }
@@ -130,8 +138,10 @@ class _Cells:
 def _measures(
     part: dict[str, np.ndarray], names: tuple[str, ...], shared: dict[str, Any], seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield one summary row a measure."""
+    """Yield one summary row a measure; one that nothing has a value of has none."""
     for name in names:
+        if np.isnan(part[name]).all():
+            continue
         interval = bootstrap_mean(part[name], seed=seed)
         yield shared | {
             "measure": name,

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tracekit import schema
-from tracekit.simulate.columns import Columns, mean_of, shares
+from tracekit.simulate.accounts import Columns, mean_of, shares
 
 if TYPE_CHECKING:
-    from tracekit.simulate.columns import Stack
+    from tracekit.simulate.accounts import Accounts
     from tracekit.simulate.steps import Steps
+
+
+class Tallied(NamedTuple):
+    """What one policy did on one sequence, as columns [buckets, rows].
+
+    Parameters
+    ----------
+    buckets
+        Of steps.
+    rows
+        (Layer, KV head) of the rows of a bucket; the last row is that of all layers together.
+    columns
+        Values by name.
+    """
+
+    buckets: list[Steps]
+    rows: np.ndarray
+    columns: Columns
 
 
 class Tally:
@@ -26,9 +44,9 @@ class Tally:
         self._first_row = 0
         self.is_clipped = self.is_clamped = False
 
-    def add(self, stack: Stack, n: int) -> None:
+    def add(self, stack: Accounts, n: int) -> None:
         """Take the ``n``-th policy of a family on a stack of layers."""
-        result = stack.result
+        result = stack.held
         self._first_row, self._steps = result.first_row, stack.steps
         self._index.append(stack.index)
         self._columns.append(
@@ -42,11 +60,8 @@ class Tally:
         self.is_clipped |= bool(result.is_clipped_N[n])
         self.is_clamped |= bool(result.is_clamped_N[n])
 
-    def columns(self) -> tuple[list[Steps], np.ndarray, Columns]:
-        """Return buckets of steps, (layer, KV head) of a bucket's rows, and the columns of all.
-
-        Columns are [buckets, rows]; the last row of a bucket is that of all layers together.
-        """
+    def columns(self) -> Tallied:
+        """Return all of it."""
         index = np.concatenate([*self._index, [(schema.ALL, schema.ALL)]])
         by_steps = []
         for place, steps in enumerate(self._steps):
@@ -59,7 +74,7 @@ class Tally:
                 }
             )
         columns = {name: np.stack([one[name] for one in by_steps]) for name in by_steps[0]}
-        return self._steps, index, columns
+        return Tallied(self._steps, index, columns)
 
     def _whole(self, steps: Steps, parts: list[Columns]) -> dict[str, Any]:
         """Return the columns of all layers together: bytes row by row, the rest as means."""

@@ -23,8 +23,13 @@ LOCK = ".lock"
 FILES_KEY = b"tracekit.files"
 """Footer key of ``sequences.parquet``: names, sizes and SHA-256 of the shard's other files."""
 
-CAPTURES = ("steps", "hidden", "qkv")
+CAPTURES = ("steps", "hidden", "qkv", "influence")
 """Capture levels, each containing the one before."""
+
+
+def holds(capture: str, level: str) -> bool:
+    """Return whether a capture level contains another, or is it."""
+    return CAPTURES.index(capture) >= CAPTURES.index(level)
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

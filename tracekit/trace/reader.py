@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,13 @@ from tracekit.registry import unknown
 from tracekit.schema import SEQUENCES, SHARD_TABLES
 from tracekit.spec import ModelSpec
 from tracekit.trace import layout
+from tracekit.trace.block import NUMPY_DTYPES, Block
 from tracekit.trace.manifest import read_manifest
 from tracekit.trace.open_folder import open_folder
 from tracekit.trace.weights import PROJECTION_BIAS, PROJECTION_WEIGHT, Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Iterator, Sequence
     from pathlib import Path
 
     import pandas as pd
@@ -28,28 +28,14 @@ if TYPE_CHECKING:
 
     from tracekit.trace.folder import AnyPath
 
+__all__ = ["Block", "Trace"]
+
 TENSORS = "tensors.parquet"
 
+INFLUENCE = "influence"
+"""Kind of tensor that has probes."""
+
 _TABLES = {table.name: table for table in SHARD_TABLES}
-
-_NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
-
-
-@dataclass(frozen=True)
-class Block:
-    """A recorded tensor of one sequence.
-
-    Parameters
-    ----------
-    data
-        The numbers: final hidden states [T, E]; queries [H, T, D]; keys and values [G, T, D].
-        bfloat16 comes as its bits in uint16 (numpy has no such type).
-    dtype
-        ``float32``, ``float16`` or ``bfloat16``; ``measure.tensors.to_torch`` reads both fields.
-    """
-
-    data: np.ndarray
-    dtype: str
 
 
 class Trace:
@@ -211,6 +197,40 @@ class Trace:
         owner = self.spec.layers[layer].owner
         return blocks if owner is None else self._joined(sequence_id, owner, axis=1) | blocks
 
+    def influence(self, sequence_id: str, layer: int) -> tuple[int, Block] | None:
+        """Return the influence probes of one layer and the position of their first row.
+
+        Returns
+        -------
+        tuple of int and Block, or None
+            First row, and gradients of P probes' losses, in nats a unit of the attention output
+            before the output projection, [P, H, R, D'] at the R rows from there on. None if the
+            sequence has no probes, or the layer was not chosen.
+
+        Raises
+        ------
+        UsageError
+            If there is no such sequence or layer.
+        TraceError
+            If they should be there and are not.
+        """
+        self._check_layer(layer)
+        shard = self._shard_of(sequence_id)
+        probes = self.manifest["settings"].get("probes")
+        first = self.sequences.set_index("sequence_id")["probed_from"][sequence_id]
+        if probes is None or np.isnan(first) or layer not in probes["layers"]:
+            return None
+        rows = self._rows(shard, sequence_id, layer)
+        rows = rows[rows["kind"] == INFLUENCE]
+        if rows.empty:
+            msg = f"{shard / TENSORS} lacks the probes of layer {layer} of {sequence_id}."
+            raise TraceError(msg)
+        parts: dict[int, list[np.ndarray]] = {}
+        for row, array in self._arrays(shard, rows):
+            parts.setdefault(int(row["first_position"]), []).append(array)
+        joined = np.concatenate([np.stack(own) for own in parts.values()], axis=2)
+        return int(first), Block(joined, str(rows["dtype"].iloc[0]))
+
     def attention_map(self, sequence_id: str, layer: int) -> np.ndarray:
         """Return the attention of one layer, float16 [H, T, T]; what a query does not see is 0.
 
@@ -235,8 +255,8 @@ class Trace:
     def stored_layers(self, sequence_id: str) -> list[int]:
         """Return the layers whose queries, keys and values are stored."""
         index = self._index(self._shard_of(sequence_id))
-        layers = index.loc[index["sequence_id"] == sequence_id, "layer"].unique()
-        return sorted(int(layer) for layer in layers if layer >= 0)
+        is_own = (index["sequence_id"] == sequence_id) & (index["kind"] == "query")
+        return sorted(int(layer) for layer in index.loc[is_own, "layer"].unique())
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < len(self.spec.layers):
@@ -253,9 +273,8 @@ class Trace:
     def _joined(self, sequence_id: str, layer: int, *, axis: int) -> dict[str, Block]:
         """Return the tensors of one layer by kind, their blocks joined along positions."""
         shard = self._shard_of(sequence_id)
-        index = self._index(shard)
-        rows = index[(index["sequence_id"] == sequence_id) & (index["layer"] == layer)]
-        rows = rows.sort_values("first_position")
+        rows = self._rows(shard, sequence_id, layer)
+        rows = rows[rows["kind"] != INFLUENCE]
         if rows.empty:
             what = f"tensors of layer {layer}" if layer >= 0 else "final hidden states"
             msg = (
@@ -264,18 +283,32 @@ class Trace:
             )
             raise TraceError(msg)
         parts: dict[str, list[np.ndarray]] = {}
-        for group, members in rows.groupby("row_group", sort=False):
-            with self.folder.explained(shard / TENSORS):
-                data = self._file(shard).read_row_group(int(str(group)), columns=["data"])["data"]
-            columns = ("row_in_group", "kind", "shape", "dtype")
-            for at, kind, shape, dtype in zip(*(members[name] for name in columns), strict=True):
-                raw = np.frombuffer(data[at].as_buffer(), _NUMPY[dtype])
-                parts.setdefault(kind, []).append(raw.reshape(shape))
+        for row, array in self._arrays(shard, rows):
+            parts.setdefault(row["kind"], []).append(array)
         dtype = str(rows["dtype"].iloc[0])
         return {
             kind: Block(blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis), dtype)
             for kind, blocks in parts.items()
         }
+
+    def _rows(self, shard: AnyPath, sequence_id: str, layer: int) -> pd.DataFrame:
+        """Return the rows of one layer in the index of a shard's tensors, by position and probe."""
+        index = self._index(shard)
+        rows = index[(index["sequence_id"] == sequence_id) & (index["layer"] == layer)]
+        return rows.sort_values(["first_position", "probe"], kind="stable")
+
+    def _arrays(
+        self, shard: AnyPath, rows: pd.DataFrame
+    ) -> Iterator[tuple[dict[Hashable, Any], np.ndarray]]:
+        """Yield each row of the index with its tensor; a row group is read once."""
+        for group, members in rows.groupby("row_group", sort=False):
+            with self.folder.explained(shard / TENSORS):
+                data = self._file(shard).read_row_group(int(str(group)), columns=["data"])["data"]
+            for row in members.to_dict("records"):
+                raw = np.frombuffer(
+                    data[row["row_in_group"]].as_buffer(), NUMPY_DTYPES[row["dtype"]]
+                )
+                yield row, raw.reshape(row["shape"])
 
     def _ended(self, shard: AnyPath, rows: pa.Table) -> pa.Table:
         """Return the rows of a shard's own sequences: others never ended, or ended elsewhere."""
@@ -313,7 +346,7 @@ class Trace:
         """Return the key columns of a shard's tensors and the row group of each row."""
         if shard not in self._indices:
             file = self._file(shard)
-            names = ["sequence_id", "kind", "layer", "first_position", "shape", "dtype"]
+            names = ["sequence_id", "kind", "layer", "probe", "first_position", "shape", "dtype"]
             with self.folder.explained(shard / TENSORS):
                 frame = file.read(columns=names).to_pandas()
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]

@@ -94,15 +94,51 @@ class Shard:
         dtype
             ``float32``, ``float16`` or ``bfloat16``.
         """
-        arrays = {kind: np.ascontiguousarray(block) for kind, block in blocks.items()}
+        kinds = {"kind": list(blocks)}
+        self._append_tensors(
+            sequence_id, layer, first_position, kinds, list(blocks.values()), dtype
+        )
+
+    def append_probes(
+        self,
+        sequence_id: str,
+        layer: int,
+        first_position: int,
+        gradient_PHRD: np.ndarray,
+        dtype: str,
+    ) -> None:
+        """Write the probes of one layer and one stretch of rows as one row group.
+
+        Parameters
+        ----------
+        sequence_id, layer, first_position
+            Where they belong.
+        gradient_PHRD
+            Gradients at the layer's attention output; bfloat16 comes as its bits in uint16.
+        dtype
+            ``float32``, ``float16`` or ``bfloat16``.
+        """
+        kinds = {"kind": "influence", "probe": np.arange(len(gradient_PHRD))}
+        self._append_tensors(sequence_id, layer, first_position, kinds, list(gradient_PHRD), dtype)
+
+    def _append_tensors(
+        self,
+        sequence_id: str,
+        layer: int,
+        first_position: int,
+        kinds: Mapping[str, Any],
+        blocks: list[np.ndarray],
+        dtype: str,
+    ) -> None:
+        arrays = [np.ascontiguousarray(block) for block in blocks]
         columns = {
             "sequence_id": sequence_id,
-            "kind": list(arrays),
             "layer": layer,
             "first_position": first_position,
-            "shape": [list(array.shape) for array in arrays.values()],
+            "shape": [list(array.shape) for array in arrays],
             "dtype": dtype,
-            "data": _binary(list(arrays.values())),
+            "data": _binary(arrays),
+            **kinds,
         }
         self.append(schema.TENSORS, len(arrays), columns)
 

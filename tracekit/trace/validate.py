@@ -129,11 +129,13 @@ def _sequence(trace: Trace, sequence: pd.Series[Any], vocabulary: pd.DataFrame) 
         lambda: _cache(trace, sequence),
         lambda: _attention(trace, sequence),
         lambda: _tensors(trace, sequence),
+        lambda: _influence(trace, sequence),
     ]
-    found = []
+    found: list[Problem] = []
     for check in checks:
         try:
-            found += [Problem(where, what) for what in check()]
+            # One by one: what was found before a check broke off is kept.
+            found.extend(Problem(where, what) for what in check())
         except TracekitError as error:
             found.append(Problem(where, str(error)))
     return found
@@ -220,12 +222,12 @@ def _tensors(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:
     passed = int(sequence["num_tokens"]) - 1
     if trace.capture == "steps":
         return
-    hidden = trace.hidden(sequence_id).data
-    if hidden.shape != (passed, trace.spec.head.hidden_size):
-        yield f"tensors: final hidden states have shape {hidden.shape}"
-    if not np.isfinite(hidden).all():
+    hidden = trace.hidden(sequence_id)
+    if hidden.data.shape != (passed, trace.spec.head.hidden_size):
+        yield f"tensors: final hidden states have shape {hidden.data.shape}"
+    if not hidden.is_finite:
         yield "tensors: final hidden states are not all finite"
-    if trace.capture != "qkv":
+    if not layout.holds(trace.capture, "qkv"):
         return
     for index in trace.stored_layers(sequence_id):
         layer = trace.spec.layers[index]
@@ -233,6 +235,22 @@ def _tensors(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:
             heads = layer.num_heads if kind == "query" else layer.num_kv_heads
             if block.data.shape[:2] != (heads, passed):
                 yield f"tensors: {kind} of layer {index} has shape {block.data.shape}"
+
+
+def _influence(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:
+    probes = trace.manifest["settings"].get("probes") or {"layers": []}
+    passed = int(sequence["num_tokens"]) - 1
+    for index in probes["layers"]:
+        found = trace.influence(str(sequence["sequence_id"]), index)
+        if found is None:
+            return
+        first, block = found
+        layer = trace.spec.layers[index]
+        wanted = (probes["number"], layer.num_heads, passed - first, layer.value_dim)
+        if block.data.shape != wanted:
+            yield f"tensors: probes of layer {index} have shape {block.data.shape}, not {wanted}"
+        if not block.is_finite:
+            yield f"tensors: probes of layer {index} are not all finite"
 
 
 def _seen(trace: Trace) -> bool:

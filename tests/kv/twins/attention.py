@@ -24,6 +24,8 @@ TEXTS = [
     "oracle:every=5,sinks=1,recent=2",
     "oracle_error",
     "oracle_error:every=5,sinks=1,recent=2",
+    "influence",
+    "influence:every=5,sinks=1,recent=2",
 ]
 
 TWINS = {
@@ -37,5 +39,6 @@ TWINS = {
     ),
     "oracle": lambda scorer: slow.future_attention_scores,
     "oracle_error": lambda scorer: slow.future_error_scores,
+    "influence": lambda scorer: slow.influence_scores,
 }
 """By preset: from the policy's scorer to the slow score of (cache, KV head)."""

@@ -1,0 +1,160 @@
+"""Questions about KV policies, one a level of truth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tracekit.simulate.kv import replay_sequence
+from tracekit.simulate.predicted import predict_sequence
+from tracekit.simulate.question import FAILS, Answers, Question, Tables, all_or_each, sentence
+from tracekit.simulate.rerun import load_recorded, rerun
+from tracekit.simulate.stacks import why_no_layer
+from tracekit.simulate.through import run_through
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
+
+    from tracekit.model.load import LoadedModel
+    from tracekit.progress import Progress
+    from tracekit.simulate.plan import Plan
+    from tracekit.trace.reader import Trace
+
+_NO_POINT = "the sequence has no such eviction point, or nothing to score after it"
+
+
+class _KvQuestion(Question):
+    """A question about KV policies: a cell is a family, all its amounts together."""
+
+    def __init__(self, trace: Trace, plan: Plan, progress: Progress) -> None:
+        self._trace, self._plan, self._progress = trace, plan, progress
+        self._families = {
+            f"{family[0].family}: {', '.join(policy.text for policy in family)}": family
+            for family in plan.families
+        }
+
+    @property
+    def cells(self) -> list[str]:
+        """Families."""
+        return list(self._families)
+
+    @property
+    def why_not(self) -> str:
+        """No eviction point, or no layer."""
+        return why_no_layer(self._trace) or _NO_POINT
+
+    def content(self, cell: str) -> str:
+        """Return the hash of the file of a family's budget."""
+        return self._families[cell][0].layers.content
+
+    def _seed(self, sequence: pd.Series[Any]) -> int:
+        return int(sequence["seed"]) ^ self._plan.seed
+
+    def _by_family(self, cells: Sequence[str], rows: Mapping[str, pa.Table]) -> dict[str, Tables]:
+        """Return cells made of rows by policy text."""
+        parts = {
+            cell: [rows[one.text] for one in self._families[cell] if one.text in rows]
+            for cell in cells
+        }
+        return {cell: {"kv": pa.concat_tables(some)} for cell, some in parts.items() if some}
+
+
+class Local(_KvQuestion):
+    """What eviction does to each layer's attention output, its inputs unchanged."""
+
+    name = "local"
+    tables = ("kv",)
+
+    def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
+        """Return families, computed together: they share most of the work."""
+
+        def compute(some: Sequence[str]) -> dict[str, Tables]:
+            rows = replay_sequence(
+                self._trace,
+                sequence,
+                [self._families[cell] for cell in some],
+                seed=self._seed(sequence),
+                bytes_per_number=self._plan.bytes_per_number,
+            )
+            return self._by_family(some, rows)
+
+        return all_or_each(compute, cells)
+
+
+class Predicted(_KvQuestion):
+    """What recorded probes foretell of the next-token distributions."""
+
+    name = "predicted"
+    tables = ("kv",)
+
+    def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
+        """Return families; those of which nothing is foretold are named."""
+        skipped: dict[str, str] = {}
+
+        def compute(some: Sequence[str]) -> dict[str, Tables]:
+            found = predict_sequence(
+                self._trace,
+                sequence,
+                [self._families[cell] for cell in some],
+                seed=self._seed(sequence),
+                bytes_per_number=self._plan.bytes_per_number,
+                block=self._plan.probe_block,
+            )
+            if found.note:
+                self._progress.say(f"{sequence['sequence_id']}: {found.note}")
+            for cell in some:
+                text = self._families[cell][0].text
+                if text in found.refused:
+                    skipped[cell] = found.refused[text]
+            return self._by_family(some, found.tables)
+
+        answers = all_or_each(compute, cells)
+        answers.skipped |= skipped
+        return answers
+
+
+class Propagated(_KvQuestion):
+    """What eviction in all layers at once does to the next-token distributions."""
+
+    name = "propagated"
+    tables = ("kv", "logits")
+
+    def __init__(self, trace: Trace, plan: Plan, progress: Progress) -> None:
+        super().__init__(trace, plan, progress)
+        self._loaded: LoadedModel | None = None
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model, loaded when it is first asked for."""
+        if self._loaded is None:
+            inside = self._plan.inside
+            self._loaded = load_recorded(
+                self._trace, self._progress, model=inside.model, device=inside.device
+            )
+        return self._loaded
+
+    def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
+        """Return families, each failing by itself: the sequence's own pass is run once."""
+        again = rerun(
+            self._trace,
+            self.loaded,
+            sequence,
+            seed=self._seed(sequence),
+            bytes_per_number=self._plan.bytes_per_number,
+        )
+        answers = Answers()
+        if again is None:
+            return answers
+        families = {cell: self._families[cell] for cell in cells}
+        inside = self._plan.inside
+        for cell, made in run_through(again, families, inside.convention):
+            try:
+                tables = made()
+            except FAILS as error:
+                answers.failed[cell] = sentence(error)
+            else:
+                answers.made[cell] = tables
+        return answers
