@@ -117,7 +117,6 @@ def test_what_is_compared_is_not_the_full_cache(model):
     assert (logits_of(run.loaded, found.hidden_RE) - full).abs().max() > 0.1
 
 
-@pytest.mark.xfail(strict=True, reason="not refused yet: learned positions cannot be turned")
 @pytest.mark.parametrize("text", ["streamingllm", "h2o:positions=cache"])
 def test_places_in_the_cache_are_refused_where_positions_are_learned(text):
     run = tiny_run("gpt2")

@@ -19,8 +19,9 @@ from tracekit.kv.replay import Setting
 from tracekit.kv.schedule import Spans
 from tracekit.live import one_layer
 from tracekit.live.driver import drive
-from tracekit.live.layer_rule import DroppedRows, PolicyRule, parse_rule, planned
+from tracekit.live.layer_rule import DroppedRows, PolicyRule, parse_rule
 from tracekit.live.one_layer import sweep_layers, untouched
+from tracekit.live.planned import planned
 from tracekit.live.pruned import Pruned
 from tracekit.live.run import full_run
 from tracekit.model.load import LoadedModel
@@ -97,7 +98,7 @@ class SlowPass:
         else:
             setting = setting_of(self.run)
             assert isinstance(self.rule, PolicyRule)
-            family = planned(self.run, self.rule.policy, setting)
+            family = planned(self.run, [self.rule.policy], setting)
             changed = Pruned(self.run, family, setting).attend(layer, query, key, value)[0]
         for head in range(spec.num_heads):
             if self.kv_head in (ALL, head // spec.group_size):
@@ -169,7 +170,7 @@ def test_layers_that_read_the_keys_of_another_lose_what_it_evicts() -> None:
     owner = next(one.owner for one in run.spec.layers if one.owner is not None)
     readers = [one.index for one in run.spec.layers if one.owner == owner]
     swept = [one for one in sweep_layers(run, [rule], setting, heads=False) if one.layer == owner]
-    pruned = Pruned(run, planned(run, rule.policy, setting), setting)
+    pruned = Pruned(run, planned(run, [rule.policy], setting), setting)
 
     class Owner(SlowPass):
         def attend(

@@ -28,7 +28,8 @@ from tracekit.model.load import load_model
 from tracekit.simulate import held_out
 from tracekit.simulate.fit_budget import Fit, allocate, at, fit_budget, hull, write_budget
 from tracekit.simulate.held_out import Gain, fit_and_try, split
-from tracekit.simulate.layers import open_sequence, sweep_sequence
+from tracekit.simulate.layers import sweep_sequence
+from tracekit.simulate.rerun import rerun
 from tracekit.spec import LayerSpec
 from tracekit.trace.reader import Trace
 
@@ -224,9 +225,9 @@ def test_a_budget_is_fitted_on_one_half_and_tried_on_the_other(
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         opened.append(str(args[2]["sequence_id"]))
-        return open_sequence(*args, **kwargs)
+        return rerun(*args, **kwargs)
 
-    monkeypatch.setattr(held_out, "open_sequence", watched)
+    monkeypatch.setattr(held_out, "rerun", watched)
     file = tmp_path / "budget.json"
     gain = fit_and_try(trace, loaded, rows, file, kept_frac=0.4, seed=1)
     fitting, other = split(trace.sequence_ids, 1)

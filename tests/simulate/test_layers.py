@@ -17,7 +17,8 @@ from tracekit.errors import ModelError
 from tracekit.live.layer_rule import parse_rule
 from tracekit.live.one_layer import sweep_layers
 from tracekit.model.load import LoadedModel, load_model
-from tracekit.simulate.layers import open_sequence, sweep_sequence
+from tracekit.simulate.layers import sweep_sequence
+from tracekit.simulate.rerun import rerun
 from tracekit.simulate.sensitivity import summarise_layers
 from tracekit.trace.reader import Trace
 
@@ -59,15 +60,15 @@ def test_kl_and_surprisal_are_those_of_the_logits(
     rows: pd.DataFrame, trace: Trace, loaded: LoadedModel
 ) -> None:
     sequence = trace.sequences.iloc[2]
-    rerun = open_sequence(trace, loaded, sequence, seed=0)
-    assert rerun is not None
-    point = RULES[0].point(rerun.setting.spans)
+    again = rerun(trace, loaded, sequence, seed=0)
+    assert again is not None
+    point = RULES[0].point(again.setting.spans)
     assert point is not None
-    ids = [*rerun.run.ids_1T[0].tolist(), rerun.last_id]
+    ids = [int(again.run.ids_1T[0, 0]), *again.target_T.tolist()]
     head = loaded.model.get_output_embeddings()
-    full_TV = head(rerun.run.hidden_TE).double().log_softmax(-1)
+    full_TV = head(again.run.hidden_TE).double().log_softmax(-1)
     own = rows[rows["sequence_id"] == sequence["sequence_id"]]
-    for swept in sweep_layers(rerun.run, RULES, rerun.setting, heads=False):
+    for swept in sweep_layers(again.run, RULES, again.setting, heads=False):
         pruned_RV = head(swept.hidden_RE).double().log_softmax(-1)
         kl, nll, same = [], [], []
         for at, logq_V in enumerate(pruned_RV):

@@ -114,7 +114,9 @@ def _rule(letter: str, rule: str, layers: Rows) -> str:
         some = ", ".join(str(row["layer"]) for row in protected)
         claim = f"protect {some}: {share:.0%} of the summed KL"
     noise = max(row["noise_kl_nats"] for row in rows)
-    return _wrapped(f"{letter}  {rule}  (n = {n}, rounding {noise:.1g}): {claim}")
+    return (
+        f"{_wrapped(f'{letter}  n = {n}, rounding {noise:.1g}; {claim}')}\n{_wrapped(f'   {rule}')}"
+    )
 
 
 def _heads(rows: Rows, letters: Mapping[str, str]) -> str:

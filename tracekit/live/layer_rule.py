@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,8 +15,7 @@ from tracekit.kv.anchors import Anchor, parse_anchor
 from tracekit.kv.attend import row_blocks, seen_outputs, seen_weights
 from tracekit.kv.engine import NEVER
 from tracekit.kv.parse import parse
-from tracekit.kv.plan import make_shares, observe
-from tracekit.kv.replay import Family
+from tracekit.live.planned import planned
 from tracekit.live.pruned import Pruned
 from tracekit.measure.attention import logits_HQK, visible_QK, weights_HQK
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from tracekit.kv.budget import Cache
     from tracekit.kv.policy import Policy
-    from tracekit.kv.replay import Setting
+    from tracekit.kv.replay import Family, Setting
     from tracekit.kv.schedule import Spans
     from tracekit.live.run import FullRun
 
@@ -187,7 +186,7 @@ class PolicyRule(LayerRule):
     def open(self, run: FullRun, setting: Setting, first_row: int) -> Callable[[int], Ruled]:
         """Return what runs an engine for a layer; a layer budget is planned over all layers."""
         del first_row  # the family's own first decision
-        return partial(self._attend, run, planned(run, self.policy, setting), setting)
+        return partial(self._attend, run, planned(run, [self.policy], setting), setting)
 
     def amounts(self, left_frac: float) -> dict[str, float]:
         """Return the fraction of entries held; nothing where they are not stored as they were."""
@@ -202,16 +201,6 @@ class PolicyRule(LayerRule):
         output_1HRD = pruned.attend(number, *reference.rows(pruned.first_row, run.num_rows))
         held_GR = pruned.entries[number].held_NLGR[0, 0]
         return Ruled(output_1HRD[0], held_GR, pruned.evicted_at[number][0])
-
-
-def planned(run: FullRun, policy: Policy, setting: Setting) -> Family:
-    """Return a policy as a family, the shares of its layer budget planned over all layers."""
-    layers = setting.cache.layers if policy.layers.looks else ()
-    seen = [
-        observe(policy, run.references[one.index], replace(setting, layers=(one.index,)))
-        for one in layers
-    ]
-    return Family((policy,), make_shares((policy,), seen, setting))
 
 
 def parse_rule(text: str) -> LayerRule:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tracekit.kv.replay import Family, Setting
     from tracekit.kv.scorer import Scorer
     from tracekit.live.run import FullRun
-    from tracekit.spec import LayerSpec
+    from tracekit.spec import LayerSpec, ModelSpec
 
     Scores = dict[tuple[int, Scorer, int], torch.Tensor]
 
@@ -49,8 +49,8 @@ class Pruned:
     Raises
     ------
     UsageError
-        If policies that choose come together, if the sequence has no such eviction point, or if the
-        model has layers that read another's keys, as it stores or chooses them.
+        If the sequence has no such eviction point, if policies that choose come together, or if the
+        model cannot hold entries as the policy wants them.
     """
 
     def __init__(
@@ -71,17 +71,8 @@ class Pruned:
         if not self.decisions:
             msg = f"{policy.family} never decides on this sequence."
             raise UsageError(msg)
-        if policy.selector is not None and len(family.policies) > 1:
-            msg = f"{policy.family} chooses what rows read: give its amounts one by one."
-            raise UsageError(msg)
-        owners = {one.owner for one in run.spec.layers if one.owner is not None}
-        if owners and not policy.is_plain:
-            msg = (
-                f"{policy.family}: layers of {run.spec.name} read the keys of others, which hold "
-                "them as they were written; leave what is stacked with it out."
-            )
-            raise UsageError(msg)
-        self._owners = owners
+        self._owners = _owners(run.spec)
+        _refuse(family, run.spec)
         kept = [one.kept for one in family.policies if one.kept is not None]
         self._allotment = Allotment(setting.cache, kept, family.shares)
         self._engines: dict[int, Engine] = {}
@@ -208,3 +199,27 @@ class _SideBySide:
     def entries(self, num_tokens: int, layers: Sequence[int]) -> torch.Tensor:
         """Return int64 [1, B, G]."""
         return self._allotment.entries(num_tokens, layers[:1]).transpose(0, 1)
+
+
+def _owners(spec: ModelSpec) -> frozenset[int]:
+    """Return the layers whose keys others read."""
+    return frozenset(one.owner for one in spec.layers if one.owner is not None)
+
+
+def _refuse(family: Family, spec: ModelSpec) -> None:
+    """Raise if the policies of a family cannot be run in a model, or not together."""
+    policy = family.policies[0]
+    why = None
+    if policy.selector is not None and len(family.policies) > 1:
+        why = "it chooses what rows read, so give its amounts one by one."
+    if _owners(spec) and not policy.is_plain:
+        why = (
+            f"layers of {spec.name} read the keys of others, which hold them as they were written; "
+            "leave out what is stacked with it."
+        )
+    # Layers without a rotary embedding in a model of learned positions hold them in the keys.
+    if policy.positions == "cache" and not spec.ropes and spec.max_positions:
+        why = f"positions=cache turns rotary keys, and {spec.name} has none."
+    if why is not None:
+        msg = f"{policy.family}: {why}"
+        raise UsageError(msg)

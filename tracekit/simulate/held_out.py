@@ -9,12 +9,13 @@ import numpy as np
 
 from tracekit.kv.budget import Cache
 from tracekit.live.driver import drive
-from tracekit.live.layer_rule import PolicyRule, planned
-from tracekit.live.pruned import Pruned, Scores
+from tracekit.live.layer_rule import PolicyRule
+from tracekit.live.planned import planned
+from tracekit.live.pruned import Pruned
 from tracekit.measure.stats import MIN_SEQUENCES, Interval, paired_difference
 from tracekit.progress import Progress, Silent
 from tracekit.simulate.fit_budget import Fit, fit_budget, write_budget
-from tracekit.simulate.layers import open_sequence
+from tracekit.simulate.rerun import rerun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tracekit.kv.policy import Policy
+    from tracekit.live.pruned import Scores
     from tracekit.model.load import LoadedModel
     from tracekit.trace.reader import Trace
 
@@ -137,15 +139,16 @@ def _propagated_kl(
     """Return the KL of policies of one schedule on a sequence; NaN if it has no such point."""
     rows = trace.sequences
     sequence = rows[rows["sequence_id"] == name].iloc[0]
-    rerun = open_sequence(trace, loaded, sequence, seed=int(sequence["seed"]) ^ seed)
-    point = None if rerun is None else PolicyRule(policies[0]).point(rerun.setting.spans)
-    scored = None if rerun is None or point is None else rerun.scored(point)
-    if rerun is None or scored is None:
+    again = rerun(trace, loaded, sequence, seed=int(sequence["seed"]) ^ seed)
+    point = None if again is None else PolicyRule(policies[0]).point(again.setting.spans)
+    scored = None if again is None or point is None else again.scored(point)
+    if again is None or scored is None:
         return [np.nan] * len(policies)
-    kls, scores = [], Scores()
+    kls: list[float] = []
+    scores: Scores = {}
     for policy in policies:
-        family = planned(rerun.run, policy, rerun.setting)
-        pruned = Pruned(rerun.run, family, rerun.setting, scores=scores)
-        hidden_1RE = drive(rerun.run, pruned, pruned.first_row, first_layer=pruned.first_layer)
+        family = planned(again.run, [policy], again.setting)
+        pruned = Pruned(again.run, family, again.setting, scores=scores)
+        hidden_1RE = drive(again.run, pruned, pruned.first_row, first_layer=pruned.first_layer)
         kls.append(float(scored.compare(hidden_1RE[0]).kl_nats.mean()))
     return kls

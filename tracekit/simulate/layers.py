@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tracekit import schema
-from tracekit.kv.budget import Cache
-from tracekit.kv.replay import Setting
 from tracekit.live.one_layer import sweep_layers, untouched
-from tracekit.live.run import full_run
-from tracekit.measure.head import Head
-from tracekit.measure.next_token import FullRows
-from tracekit.model.head import head_tensors
 from tracekit.progress import Progress, Silent
-from tracekit.simulate.kv import spans_of
+from tracekit.simulate.rerun import rerun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,11 +16,11 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from tracekit.kv.replay import Setting
     from tracekit.live.layer_rule import LayerRule
     from tracekit.live.one_layer import Swept
-    from tracekit.live.run import FullRun
-    from tracekit.measure.next_token import NextToken
     from tracekit.model.load import LoadedModel
+    from tracekit.simulate.rerun import Rerun, Scored
     from tracekit.trace.reader import Trace
 
 
@@ -70,11 +61,13 @@ def sweep_sequence(
 
     Raises
     ------
+    InputError
+        If a token is none of the model's.
     ModelError
         If the model is another one, or eviction cannot be run inside it.
     """
-    rerun = open_sequence(trace, loaded, sequence, seed=seed)
-    rows = [] if rerun is None else layer_sensitivity(rerun, rules, heads=heads, progress=progress)
+    again = rerun(trace, loaded, sequence, seed=seed)
+    rows = [] if again is None else layer_sensitivity(again, rules, heads=heads, progress=progress)
     shared = {
         "sequence_id": sequence["sequence_id"],
         "domain": sequence["domain"],
@@ -84,89 +77,8 @@ def sweep_sequence(
     return schema.LAYER_RESULTS.build(len(rows), shared | columns)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Rerun:
-    """A recorded sequence, run again under the full cache.
-
-    Parameters
-    ----------
-    run
-        The run.
-    setting
-        Where the sequence has its parts, and the layers that hold keys.
-    last_id
-        The token after the last row.
-    scored_from
-        First position that counts: the window before has scored the rest.
-    """
-
-    run: FullRun
-    setting: Setting
-    last_id: int
-    scored_from: int = 1
-
-    def scored(self, point: int) -> Scored | None:
-        """Return the rows from a point on that count; None if there are none.
-
-        The row at the point is the first that reads less, so it counts.
-        """
-        first = max(point, self.scored_from - 1)
-        return Scored(self, first, point) if first < self.run.num_rows else None
-
-
-def open_sequence(
-    trace: Trace, loaded: LoadedModel, sequence: pd.Series[Any], *, seed: int
-) -> Rerun | None:
-    """Return a recorded sequence, run again; None if it is a single token.
-
-    Parameters
-    ----------
-    trace, loaded, sequence, seed
-        As in ``sweep_sequence``.
-    """
-    loaded.require(trace.spec)
-    tokens = trace.table("tokens", sequence_id=str(sequence["sequence_id"]))
-    ids = [int(one) for one in tokens["token_id"]]
-    if len(ids) < 2:
-        return None
-    cache = Cache(tuple(one for one in loaded.spec.layers if one.holds_keys))
-    return Rerun(
-        run=full_run(loaded, ids[:-1]),
-        setting=Setting(layers=(), cache=cache, spans=spans_of(sequence, tokens), seed=seed),
-        last_id=ids[-1],
-        scored_from=int(sequence["scored_from"]),
-    )
-
-
-class Scored:
-    """Rows of a sequence that count, and their distributions under the full cache.
-
-    Parameters
-    ----------
-    rerun
-        The sequence.
-    first_scored
-        Position of the first row that counts.
-    first_row
-        Position of the first row of what is compared.
-    """
-
-    def __init__(self, rerun: Rerun, first_scored: int, first_row: int) -> None:
-        run = rerun.run
-        tensors = head_tensors(run.loaded.model)
-        head = Head(tensors["head.weight"], tensors.get("head.bias"), run.spec.head)
-        target_T = torch.cat([run.ids_1T[0, 1:], run.ids_1T.new_tensor([rerun.last_id])])
-        self.num_rows = run.num_rows - first_scored
-        self.cut = slice(first_scored - first_row, None)
-        self._full = FullRows(run.hidden_TE[first_scored:], head, target_T[first_scored:])
-
-    def compare(self, hidden_RE: torch.Tensor) -> NextToken:
-        """Return the measures of the rows that count, of final hidden states from the first on."""
-        return self._full.compare(hidden_RE[self.cut])
-
-
 def layer_sensitivity(
-    rerun: Rerun,
+    again: Rerun,
     rules: Sequence[LayerRule],
     *,
     heads: bool = False,
@@ -176,8 +88,8 @@ def layer_sensitivity(
 
     Parameters
     ----------
-    rerun
-        The sequence; the layers of its setting's cache are swept.
+    again
+        The sequence in the model again; the layers of its setting's cache are swept.
     rules, heads, progress
         As in ``sweep_sequence``; rules of one point are run side by side.
 
@@ -186,7 +98,7 @@ def layer_sensitivity(
     list of dict
         Columns of ``schema.LAYER_RESULTS``, by point, layer, rule, the layer before its KV heads.
     """
-    run, setting, progress = rerun.run, rerun.setting, progress or Silent()
+    run, setting, progress = again.run, again.setting, progress or Silent()
     groups: dict[int, list[LayerRule]] = {}
     for rule in rules:
         point = rule.point(setting.spans)
@@ -195,7 +107,7 @@ def layer_sensitivity(
     progress.start("sweeping layers", len(groups) * len(setting.cache.layers), "layers")
     rows: list[dict[str, Any]] = []
     for point, together in groups.items():
-        scored = rerun.scored(point)
+        scored = again.scored(point)
         if scored is None:
             continue
         noise = scored.compare(untouched(run, setting, point)).kl_nats.mean()
@@ -210,7 +122,7 @@ def layer_sensitivity(
 def _row(swept: Swept, scored: Scored, setting: Setting) -> dict[str, Any]:
     """Return the columns of one cell."""
     step = scored.compare(swept.hidden_RE)
-    left_frac = float(swept.left_frac_R[scored.cut].mean())
+    left_frac = float(swept.left_frac_R[-scored.num_rows :].mean())
     amounts = {"dropped_entries_frac": None, "kept_frac": None} | swept.rule.amounts(left_frac)
     return amounts | {
         "rule": swept.rule.text,

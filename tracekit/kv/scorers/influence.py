@@ -31,7 +31,7 @@ class Influence(Scorer):
     a / (1 - a) (o - v); times the recorded gradient there, summed over the query heads of the group
     and blocks of 16 later rows, squared, summed over blocks, mean over probes: what
     ``measure.influence`` makes of the key's eviction, up to a factor that all keys share
-    (design: Gauss-Newton estimate of the KL). Rows are renormalised over what is held at the
+    (the Gauss-Newton estimate of the KL). Rows are renormalised over what is held at the
     decision and what comes after it; attention above 1 - 1e-6 counts as that. Harms of several keys
     do not add up, so this is a strong reference, not a proven optimum; no decoder knows the rows, so
     it is never recommended. Sums that rounding alone can make count as 0. Computed in float64.
