@@ -8,7 +8,7 @@ from tracekit import schema
 from tracekit.spec import HeadSpec, LayerSpec, ModelSpec
 
 
-@pytest.mark.parametrize("table", schema.SHARD_TABLES + schema.RESULT_TABLES)
+@pytest.mark.parametrize("table", schema.SHARD_TABLES + schema.RESULT_TABLES + schema.ASKED_TABLES)
 def test_every_column_says_what_it_means_and_is_named_once(table: schema.Table) -> None:
     names = [column.name for column in table.columns]
     assert len(names) == len(set(names))

@@ -395,6 +395,12 @@ KV_RESULTS = Table(
         Column("kl_predicted_nats", _F32, "nats a token", "the same foretold from probes"),
         Column("kl_predicted_se_nats", _F32, "nats a token", "standard error over probes"),
         Column(
+            "kl_corrected_nats",
+            _F32,
+            "nats a token",
+            "kl_predicted_nats after the power law of the calibration: an estimate, no measurement",
+        ),
+        Column(
             "noise_kl_nats", _F32, "nats a token", "KL between two runs that differ by rounding"
         ),
         Column("jsd_nats", _F32, "nats a token", "Jensen-Shannon divergence of the same"),
@@ -691,6 +697,42 @@ STACKING = Table(
     ),
 )
 
+CALIBRATION = Table(
+    "calibration",
+    "how far an estimate can be trusted: a statistic of cells that were run at all three levels",
+    (
+        Column(
+            "statistic",
+            _ID,
+            "",
+            "spearman, spearman_within (sequences), spearman_lowest, log_pearson, pairs_ordered "
+            "(share of pairs of policies of one target on one sequence), "
+            "propagated_over_predicted (median), power_law_a and power_law_b (log propagated = a + "
+            "b log predicted), left_out_factor (median of exp |log error|, each sequence by the "
+            "law of all others), cells and pairs (counts)",
+        ),
+        Column(
+            "level",
+            _ID,
+            "",
+            "whose estimate is held against propagated KL: predicted (KL) or local (output error)",
+        ),
+        Column(
+            "group",
+            _ID,
+            "",
+            "all, or which of them: bucket of the predicted KL, sequence, what is left out (bound: "
+            "looks ahead; idle: changes nothing; no logarithm: propagated KL at or below the noise "
+            "floor, or a prediction of 0; tied; near noise)",
+        ),
+        Column("value", _F64, "", "its value over all of these cells"),
+        Column("low", _F64, "", "lower end of its 95 % bootstrap interval; null below 3 sequences"),
+        Column("high", _F64, "", "upper end"),
+        Column("num_cells", _I32, "cells", "cells: a policy on a sequence"),
+        Column("num_sequences", _I32, "sequences", "sequences"),
+    ),
+)
+
 SUMMARY = Table(
     "summary",
     "a measure of a policy or estimator over sequences, with its interval",
@@ -744,8 +786,6 @@ SHOWN = Table(
 
 RESULT_TABLES = (
     KV_RESULTS,
-    LOGITS,
-    LOGIT_STATS,
     VOCAB_RESULTS,
     ATTENTION_RESULTS,
     RECOMMENDED,
@@ -753,3 +793,7 @@ RESULT_TABLES = (
     TIMINGS,
     SHOWN,
 )
+"""What a simulation writes that is asked for nothing in particular."""
+
+ASKED_TABLES = (STACKING, LOGITS, LOGIT_STATS, LAYER_RESULTS, LAYER_SUMMARY)
+"""What stands in a results folder where it was asked for."""

@@ -12,7 +12,7 @@ import torch
 
 from tests import tiny
 from tracekit import schema
-from tracekit.cli.layers import layers_text, print_layers
+from tracekit.cli.layers import layers_text
 from tracekit.errors import ModelError
 from tracekit.live.layer_rule import parse_rule
 from tracekit.live.one_layer import sweep_layers
@@ -194,7 +194,7 @@ def test_nothing_is_claimed_of_two_sequences_nor_below_rounding() -> None:
     assert not any(summarise_layers(made(three, noise=20.0), seed=0)["is_protected"])
 
 
-def test_the_map_fits_a_terminal(rows: pd.DataFrame, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_map_fits_a_terminal(rows: pd.DataFrame) -> None:
     summary = summarise_layers(rows, seed=0)
     text = layers_text(summary)
     assert max(map(len, text.splitlines())) <= 100
@@ -202,8 +202,7 @@ def test_the_map_fits_a_terminal(rows: pd.DataFrame, capsys: pytest.CaptureFixtu
         assert rule.text in "".join(text.split())
     assert "propagated" in text
     assert "KV head" in text
-    print_layers(summary, "A gain.")
-    assert capsys.readouterr().out == f"{text}\n\nA gain.\n"
+    assert layers_text(summary, "A gain.") == f"{text}\n\nA gain."
 
 
 def test_the_summary_is_a_table_of_the_schema(rows: pd.DataFrame) -> None:

@@ -11,7 +11,8 @@ from tests.kv.cases import Case, family, make_case, run_family
 from tracekit import schema
 from tracekit.kv.engine import NEVER
 from tracekit.kv.parse import parse
-from tracekit.simulate.columns import Stack, shares
+from tracekit.simulate.accounts import shares
+from tracekit.simulate.columns import Stack
 from tracekit.simulate.steps import step_buckets
 from tracekit.simulate.tally import Tally
 

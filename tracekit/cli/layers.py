@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,8 @@ HEADS = 10
 Rows = list[dict[str, Any]]
 
 
-def print_layers(summary: Mapping[str, Sequence[Any]], gain: str | None = None) -> None:
-    """Print the map of layers and rules.
+def layers_text(summary: Mapping[str, Sequence[Any]], gain: str | None = None) -> str:
+    """Return the map of layers and rules, the layers to protect, and the most sensitive heads.
 
     Parameters
     ----------
@@ -32,18 +31,6 @@ def print_layers(summary: Mapping[str, Sequence[Any]], gain: str | None = None) 
         Columns of ``schema.LAYER_SUMMARY``.
     gain
         What a fitted budget gained, in a sentence; None if none was fitted.
-    """
-    sys.stdout.write(layers_text(summary) + ("" if gain is None else f"\n\n{_wrapped(gain)}"))
-    sys.stdout.write("\n")
-
-
-def layers_text(summary: Mapping[str, Sequence[Any]]) -> str:
-    """Return the map of layers and rules, the layers to protect, and the most sensitive heads.
-
-    Parameters
-    ----------
-    summary
-        Columns of ``schema.LAYER_SUMMARY``.
     """
     from tracekit.simulate.sensitivity import PROTECTED
 
@@ -64,6 +51,7 @@ def layers_text(summary: Mapping[str, Sequence[Any]]) -> str:
     parts.append("\n".join(_rule(letters[rule], rule, layers) for rule in rules))
     parts.append(_wrapped(f"! {PROTECTED}"))
     parts += [_heads(heads, letters)] if heads else []
+    parts += [_wrapped(gain)] if gain is not None else []
     return "\n\n".join(parts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tracekit.schema import ANY, RECOMMENDED, RESULTS_VERSION, STACKING, SUMMARY
+from tracekit.schema import ANY, CALIBRATION, RECOMMENDED, RESULTS_VERSION, STACKING, SUMMARY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,12 +15,28 @@ if TYPE_CHECKING:
 
     from tracekit.schema import Table
 
+_PREDICTED = ("kl_predicted_nats", "kl_corrected_nats")
+_PROPAGATED = ("kl_nats", "nll_pruned", "same_top_frac")
 _KINDS = (
-    ("kv", "kept_frac", ("kept_frac", "output_error", "mass_kept", "oracle_overlap")),
-    ("kv", "read_frac", ("read_frac", "output_error", "mass_kept", "topk_overlap", "hit_frac")),
-    ("vocab", "size", ("hit_argmax", "mass", "cost_frac")),
+    ("kv", "local", "kept_frac", ("output_error", "mass_kept", "oracle_overlap")),
+    ("kv", "local", "read_frac", ("output_error", "mass_kept", "topk_overlap", "hit_frac")),
+    ("kv", "predicted", "kept_frac", _PREDICTED),
+    ("kv", "predicted", "read_frac", _PREDICTED),
+    ("kv", "propagated", "kept_frac", _PROPAGATED),
+    ("kv", "propagated", "read_frac", _PROPAGATED),
+    ("vocab", "local", "size", ("hit_argmax", "mass", "cost_frac")),
 )
-"""Question, axis, and the measures that are shown of it."""
+"""Question, level, axis, and the measures that are shown of them beside a fraction's own."""
+
+_STACKED = {
+    "local": ("output_error_sq", "error_bound", "an output error of"),
+    "predicted": ("kl_predicted_nats", "error_bound", "an output error of"),
+    "propagated": ("kl_nats", "perplexity_bound", "a change of perplexity of"),
+}
+"""By level: the measure of stacking that adds up if independent, and the bound of its rule."""
+
+_COUNTS = ("cells", "pairs")
+"""Statistics of a calibration that only count."""
 
 _PLAIN = ("kept_frac", "read_frac", "cost_frac", "topk_overlap", "oracle_overlap", "hit_frac")
 """Measures that are shown without their interval."""
@@ -49,16 +65,19 @@ def read_results(folder: Path) -> tuple[dict[str, Any], str]:
         raise InputError(msg)
     summary = _rows(folder, SUMMARY)
     rows = [row for row in summary if row["domain"] == ANY and row["bucket"] == ANY]
-    stacking, recommended = _rows(folder, STACKING), _rows(folder, RECOMMENDED)
+    calibration, stacking = _rows(folder, CALIBRATION), _rows(folder, STACKING)
+    recommended = _rows(folder, RECOMMENDED)
     parts = [f"{folder}: {len(run['sequences'])} sequences of {run['trace']['path']}"]
     parts += [f"failed {one['cell']}: {one['why']}" for one in run["failed"]]
     parts += [text for kind in _KINDS if (text := _summary(rows, *kind))]
-    parts += [_stacking(stacking)] if stacking else []
+    parts += [_calibration(calibration), _trust(calibration)] if calibration else []
+    parts += [text for level in _STACKED if (text := _stacking(stacking, level))]
     parts += [_recommended(recommended)] if recommended else []
     data = {
         "results": str(folder),
         "run": run,
         "summary": rows,
+        "calibration": calibration,
         "stacking": stacking,
         "recommended": recommended,
     }
@@ -78,18 +97,19 @@ def _rows(folder: Path, table: Table) -> list[dict[str, Any]]:
 
 
 def _summary(
-    rows: list[dict[str, Any]], question: str, axis: str, measures: Sequence[str]
+    rows: list[dict[str, Any]], question: str, level: str, axis: str, measures: Sequence[str]
 ) -> str | None:
-    """Return the table of one question on one axis; None if there is nothing."""
+    """Return the table of one question at one level on one axis; None if there is nothing."""
     from tracekit.cli.output import table
 
     found: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
     for row in rows:
-        if row["question"] == question and row["x_name"] == axis:
+        if (row["question"], row["level"], row["x_name"]) == (question, level, axis):
             found.setdefault((row["family"], row["x"]), {})[row["measure"]] = row
     if not found:
         return None
-    used = [one for one in measures if any(_has(cell.get(one)) for cell in found.values())]
+    shown = [axis, *measures]
+    used = [one for one in shown if any(_has(cell.get(one)) for cell in found.values())]
     size = ["size"] if axis == "size" else []
     cells = [
         [
@@ -100,7 +120,6 @@ def _summary(
         ]
         for (name, x), cell in sorted(found.items())
     ]
-    level = next(iter(next(iter(found.values())).values()))["level"]
     return table(f"{question}, level {level}", ["name", *size, *used, "n"], cells)
 
 
@@ -109,26 +128,97 @@ def _name(name: str, row: dict[str, Any]) -> str:
     return f"{name} (bound)" if row["causal"] is False else name
 
 
-def _stacking(rows: list[dict[str, Any]]) -> str:
-    """Return what eviction and transform cost alone and together."""
+def _calibration(rows: list[dict[str, Any]]) -> str:
+    """Return how far estimates agree with what was propagated, and what was left out."""
+    from tracekit.cli.output import table
+
+    cells = [
+        [
+            row["statistic"],
+            row["level"],
+            row["group"],
+            _range(row["value"], row["low"], row["high"]),
+            str(row["num_cells"]),
+            str(row["num_sequences"]),
+        ]
+        for row in rows
+        if row["statistic"] not in _COUNTS
+    ]
+    count = {(row["level"], row["group"]): f"{row['value']:.0f}" for row in rows if row["statistic"] in _COUNTS}
+    title = (
+        f"calibration against level propagated on {count[None, 'all']} cells (policy, sequence); "
+        f"left out: {count[None, 'bound']} of bounds, {count[None, 'idle']} that change nothing; of "
+        f"logarithms: {count[None, 'no logarithm']} at the noise floor or foretold as 0; of pairs "
+        "tied or nearer than the noise: "
+        + ", ".join(
+            f"{int(count[level, 'tied']) + int(count[level, 'near noise'])} {level}"
+            for level in ("predicted", "local")
+        )
+    )
+    columns = ["statistic", "level", "group", "value", "cells", "sequences"]
+    return table(title, columns, cells)
+
+
+def _trust(rows: list[dict[str, Any]]) -> str:
+    """Return in a sentence how far predictions can be trusted."""
+    from tracekit.cli.output import number
+
+    of = {(row["statistic"], row["group"]): row for row in rows if row["level"] == "predicted"}
+    whole = of["spearman", "all"]
+    text = (
+        f"predicted is an estimate: on {whole['num_sequences']} sequences ({whole['num_cells']} "
+        f"cells) its Spearman correlation with propagated KL is {_of(whole)}"
+    )
+    lowest = next((row for row in rows if _is_lowest(row)), None)
+    if lowest is not None:
+        text += f" (lowest within a sequence: {number(lowest['value'])}, {lowest['group']})"
+    times = [row for row in rows if row["statistic"] == "propagated_over_predicted"]
+    if times[0]["value"] is not None:
+        # Buckets ascend: the last one is where predictions are largest.
+        text += "".join(f"; {_off(row)}" for row in (times[0], times[-1]))
+    after = of["left_out_factor", "corrected"]
+    if after["value"] is not None:
+        before = of["left_out_factor", "as predicted"]
+        text += (
+            f". On sequences left out of the fit it is off by a factor of {number(before['value'])} "
+            f"in the median, by {number(after['value'])} after the power law"
+        )
+    return text + "."
+
+
+def _off(row: dict[str, Any]) -> str:
+    """Return by how much a bucket of predictions runs low or high."""
+    from tracekit.cli.output import number
+
+    value = row["value"]
+    way, factor = ("low", value) if value >= 1 else ("high", 1 / value)
+    where = "in the median" if row["group"] == "all" else f"where it is {row['group']} nats a token"
+    return f"it runs {way} by a factor of {number(factor)} {where}"
+
+
+def _stacking(rows: list[dict[str, Any]], level: str) -> str | None:
+    """Return what eviction and transform cost alone and together; None if nothing was stacked."""
     from tracekit.cli.output import number, table
 
+    measure, bound, name = _STACKED[level]
+    rows = [row for row in rows if row["level"] == level and row["measure"] == measure]
+    if not rows:
+        return None
     cells = [
         [
             _short(row["policy"]),
             number(row["kept_frac"]),
             *(number(row[f"{one}_mean"]) for one in ("eviction", "transform", "together")),
             _range(row["interaction"], row["low"], row["high"]),
-            {True: "do not stack", False: "may be stacked", None: "-"}[row["exceeds_error_bound"]],
+            {True: "do not stack", False: "may be stacked", None: "-"}[row[f"exceeds_{bound}"]],
             str(row["n"]),
         ]
         for row in rows
-        if row["measure"] == "output_error_sq"
     ]
     columns = ["stacked", "kept_frac", "evicted", "transformed", "together", "interaction", "rule"]
     title = (
-        f"stacking, squared output error, level {rows[0]['level']}; rule: the transform alone stays "
-        f"below an output error of {rows[0]['error_bound']:g}"
+        f"stacking, {measure}, level {level}; rule: the transform alone stays below {name} "
+        f"{rows[0][bound]:g}"
     )
     return table(title, [*columns, "n"], cells)
 

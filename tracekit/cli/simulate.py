@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracekit.cli.progress import Style
+
+if TYPE_CHECKING:
+    from tracekit.simulate.run import Simulated
 
 _WHAT, _RUN = "What to replay", "Run"
 
@@ -51,6 +54,42 @@ def simulate(
             show_default="where neither --kv nor --vocab is given",
         ),
     ] = None,
+    layers: Annotated[
+        bool,
+        typer.Option(
+            "--layers",
+            help="Which layers mind: prune one at a time inside the model, all others full.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --layers, what is done to a layer: rows:0.03 drops 3 % of each row's entries; "
+            "or a policy, at each --kept if it says none; repeat it for several.",
+            rich_help_panel=_WHAT,
+            show_default="rows:0.03, h2o:kept=0.3,every=16 and snapkv:kept=0.3",
+        ),
+    ] = None,
+    heads: Annotated[
+        bool,
+        typer.Option(
+            "--heads", help="With --layers, each KV head alone as well.", rich_help_panel=_WHAT
+        ),
+    ] = False,
+    fit_budget: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="With --layers, write a budget over layers for layers=heads_file,file=FILE.json, "
+            "fitted on half of the sequences and tried on the others.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    fit_kept: Annotated[
+        float,
+        typer.Option(help="What that budget keeps of all layers.", rich_help_panel=_WHAT),
+    ] = 0.3,
     explain: Annotated[
         str | None,
         typer.Option(
@@ -68,6 +107,15 @@ def simulate(
             rich_help_panel=_WHAT,
         ),
     ] = "local",
+    calibrate: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Run N sequences at all three levels, whatever --level says, and tell how far "
+            "predicted and local can be trusted.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     probe_block: Annotated[
         int,
         typer.Option(
@@ -124,21 +172,29 @@ def simulate(
     from tracekit.cli.output import emit
     from tracekit.cli.progress import shown
     from tracekit.errors import CellsFailedError, InputError, UsageError
+    from tracekit.simulate.layer_plan import make_sweep
     from tracekit.simulate.plan import Inside, make_plan
     from tracekit.simulate.run import simulate as run
 
+    if not layers and (rule or heads or fit_budget):
+        msg = "--rule, --heads and --fit-budget go with --layers: add it."
+        raise UsageError(msg)
+    amounts = kept.split(",")
+    sweep = make_sweep(rule or (), kept=amounts, heads=heads, fit_to=fit_budget, fit_kept=fit_kept)
     plan = make_plan(
         kv or (None if not vocab else []),
         vocab or (None if not kv else []),
-        kept=kept.split(","),
+        kept=amounts,
         sizes=_sizes(sizes),
         attention=attention,
+        sweep=sweep if layers else None,
         levels=level.split(","),
         seed=seed,
         bytes_per_number=kv_bytes,
         bandwidths=_bandwidths(bandwidths),
         probe_block=probe_block,
         inside=Inside(model=model, device=device, convention=convention),
+        calibrate=calibrate,
     )
     if explain is not None:
         from tracekit.cli.explain import print_strips
@@ -154,6 +210,7 @@ def simulate(
     if not found and done.skipped and not done.failed:
         msg = f"nothing of this applies to any sequence: {done.skipped[0]['why']}."
         raise InputError(msg)
+    swept = _swept(done, as_json=as_json) if layers else ""
     emit(
         {
             "results": str(done.path),
@@ -161,8 +218,9 @@ def simulate(
             "num_found": done.num_found,
             "skipped": list(done.skipped),
             "failed": list(done.failed),
+            "fitted": done.fitted,
         },
-        f"{done.path}: {done.num_computed} cells computed, {done.num_found} found, "
+        f"{swept}{done.path}: {done.num_computed} cells computed, {done.num_found} found, "
         f"{len(done.skipped)} not applicable."
         + (f" Next: tracekit report {done.path} -o report.html" if found else ""),
         as_json=as_json,
@@ -170,6 +228,20 @@ def simulate(
     if done.failed:
         msg = f"{len(done.failed)} cells failed (named above); the others are there."
         raise CellsFailedError(msg)
+
+
+def _swept(done: Simulated, *, as_json: bool) -> str:
+    """Return the map of layers and rules as text."""
+    from tracekit.cli.layers import layers_text
+    from tracekit.schema import LAYER_SUMMARY
+
+    if as_json:
+        return ""
+    import pyarrow.parquet as pq
+
+    path = done.path / f"{LAYER_SUMMARY.name}.parquet"
+    summary = pq.read_table(path).to_pydict() if path.exists() else {}
+    return f"{layers_text(summary, done.fitted)}\n\n"
 
 
 def _sizes(text: str) -> list[int]:

@@ -12,7 +12,7 @@ from tracekit import schema
 from tracekit.measure.stats import MIN_SEQUENCES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     import pandas as pd
     from numpy.typing import ArrayLike
@@ -32,7 +32,7 @@ KL_ENDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 ESTIMATES = {"predicted": "kl_predicted_nats", "local": "output_error"}
 """By level, the column that is held against the propagated KL."""
 
-_FLAT = 1e-20  # A variance below this share of the weight is rounding.
+_FLAT = 1e-20  # A variance of logarithms or ranks below this is rounding.
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def calibration_cells(kv: pd.DataFrame) -> pd.DataFrame:
     -------
     pandas.DataFrame
         One row a cell, sorted: ``sequence_id``, ``policy``, ``family``, ``target_frac``,
-        ``is_bound`` (looks at later rows), ``is_idle``, ``kl_nats``, ``noise_kl_nats``,
+        ``is_bound`` (looks at later rows), ``is_idle`` (changes nothing), ``kl_nats``, ``noise_kl_nats``,
         ``kl_predicted_nats``, ``output_error`` (float64), ``has_log`` (the propagated KL is above
         the noise floor, the prediction above 0).
     """
@@ -102,15 +102,16 @@ def calibration_cells(kv: pd.DataFrame) -> pd.DataFrame:
     whole = kv[of_all & (kv["steps"] == schema.ANY)].astype({"sequence_id": str, "policy": str})
     own = ["family", "target_frac", "causal", "is_idle", "kl_nats", "noise_kl_nats"]
     names = {"propagated": own} | {level: [name] for level, name in ESTIMATES.items()}
-    parts = [
+    propagated, predicted, local = (
         whole[whole["level"] == level].set_index(["sequence_id", "policy"])[columns]
         for level, columns in names.items()
-    ]
-    cells = parts[0].join(parts[1:], how="inner").sort_index().reset_index()
+    )
+    cells = propagated.join([predicted, local], how="inner").sort_index().reset_index()
     numbers = ["kl_nats", "noise_kl_nats", *ESTIMATES.values()]
     cells = cells.astype({**dict.fromkeys(numbers, np.float64), "causal": bool, "is_idle": bool})
     cells = cells.dropna(subset=["kl_nats", *ESTIMATES.values()]).fillna({"noise_kl_nats": 0.0})
     cells["is_bound"] = ~cells.pop("causal")
+    cells["is_idle"] |= cells["output_error"] == 0  # the full cache
     above = cells["kl_nats"] > cells["noise_kl_nats"]
     cells["has_log"] = above & (cells["kl_predicted_nats"] > 0)
     return cells.reset_index(drop=True)
@@ -150,8 +151,8 @@ def calibration(kv: pd.DataFrame, *, seed: int) -> Calibration:
 def fit(kl_predicted: ArrayLike, kl_propagated: ArrayLike) -> PowerLaw | None:
     """Return the law by least squares on logarithms of N cells; None unless it can be, and rises."""
     x_N, y_N = (np.log(np.asarray(one, np.float64)) for one in (kl_predicted, kl_propagated))
-    line = _lines(x_N, y_N, np.ones((1, len(x_N))))
-    return PowerLaw(float(line.a_R[0]), float(line.b_R[0])) if line.b_R[0] > 0 else None
+    (a,), (b,) = _line(x_N, y_N, np.ones((1, len(x_N))))
+    return PowerLaw(float(a), float(b)) if b > 0 else None
 
 
 def _counts(cells: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -175,35 +176,216 @@ def _counts(cells: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 def _agreement(cells: pd.DataFrame, name: str, seed: int) -> Iterator[dict[str, Any]]:
     """Yield how well one estimate orders the cells, and how straight it is on logarithms."""
-    sequence_N, x_N = cells["sequence_id"].to_numpy(), cells[name].to_numpy()
-    y_N = cells["kl_nats"].to_numpy()
+    sequence_N, x_N, y_N = (cells[one].to_numpy() for one in ("sequence_id", name, "kl_nats"))
     yield _row("spearman", "all", sequence_N, partial(_spearman, x_N, y_N), seed)
-    alone = {
-        str(one): float(_spearman(part[name], part["kl_nats"], np.ones((1, len(part))))[0])
-        for one, part in cells.groupby("sequence_id")
-        if len(part) >= MIN_CELLS
-    }
-    there = {one: value for one, value in alone.items() if not np.isnan(value)}
-    within_S = np.array(list(there.values()))
-    among = cells[cells["sequence_id"].isin(there)]
-    mean = partial(_share, within_S, np.ones(len(within_S)))
-    yield _row("spearman_within", "mean", list(there), mean, seed) | {"num_cells": len(among)}
-    if there:
-        lowest = min(there, key=lambda one: (there[one], one))
-        of_lowest = cells[cells["sequence_id"] == lowest]["sequence_id"].to_numpy()
-        value = partial(np.full, 1, there[lowest])
-        yield _row("spearman_lowest", lowest, of_lowest, lambda _: value(), seed)
-    has_log = (cells["has_log"] & (cells[name] > 0)).to_numpy()
+    yield from _within(cells, name, seed)
+    has_log = cells["has_log"].to_numpy(dtype=bool) & (x_N > 0)
     logs = (np.log(one[has_log]) for one in (x_N, y_N))
     yield _row("log_pearson", "all", sequence_N[has_log], partial(_pearson, *logs), seed)
-    pairs = _pairs(cells, name)
-    right_S, counted_S = (pairs[one].to_numpy(np.float64) for one in ("right", "all"))
-    has_pairs = counted_S > 0
-    share = partial(_share, right_S[has_pairs], counted_S[has_pairs])
-    row = _row("pairs_ordered", "all", pairs.index[has_pairs], share, seed)
-    shared = {name: row["num_sequences"] for name in ("num_sequences",)}
-    row["num_cells"] = int(pairs["cells"].sum())
+    yield from _ordered(cells, name, seed)
+
+
+def _within(cells: pd.DataFrame, name: str, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the mean over sequences of the rank correlation within each, and the lowest."""
+    found: dict[str, tuple[float, int]] = {}
+    for one, part in cells.groupby("sequence_id"):
+        rho = _spearman(part[name].to_numpy(), part["kl_nats"].to_numpy(), np.ones((1, len(part))))
+        if len(part) >= MIN_CELLS and not np.isnan(rho[0]):
+            found[str(one)] = float(rho[0]), len(part)
+    rho_S = np.array([rho for rho, _ in found.values()])
+    row = _row("spearman_within", "mean", list(found), partial(_ratio, rho_S, 1.0), seed)
+    yield row | {"num_cells": sum(count for _, count in found.values())}
+    if found:
+        lowest = min(found, key=lambda one: found[one])
+        value, count = found[lowest]
+        yield {
+            "statistic": "spearman_lowest",
+            "group": lowest,
+            "value": value,
+            "num_cells": count,
+            "num_sequences": 1,
+        }
+
+
+def _ordered(cells: pd.DataFrame, name: str, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the share of pairs that are ordered rightly, and how many pairs there are of which kind."""
+    pairs = [
+        _Pairs.of(str(group[0]), part[name], part["kl_nats"], part["noise_kl_nats"])
+        for group, part in cells.groupby(["sequence_id", "target_frac"])
+    ]
+    used = [one for one in pairs if one.num_counted]
+    right_P, counted_P = (
+        np.array([getattr(one, field) for one in used], np.float64)
+        for field in ("num_right", "num_counted")
+    )
+    share = partial(_ratio, right_P, counted_P)
+    row = _row("pairs_ordered", "all", [one.sequence_id for one in used], share, seed)
+    row["num_cells"] = sum(one.num_cells for one in used)
     yield row
-    for group in ("all", "tied", "near noise"):
-        value_ = float(pairs[group].sum())
-        yield {"statistic": "pairs", "group": group, "value": value_} | shared
+    kinds = {
+        "all": sum(one.num_counted for one in pairs),
+        "tied": sum(one.num_tied for one in pairs),
+        "near noise": sum(one.num_near for one in pairs),
+    }
+    for group, count in kinds.items():
+        yield row | {
+            "statistic": "pairs",
+            "group": group,
+            "value": count,
+            "low": None,
+            "high": None,
+        }
+
+
+class _Pairs(NamedTuple):
+    """Pairs of policies of one target on one sequence, by what can be said of their order."""
+
+    sequence_id: str
+    num_cells: int
+    num_right: int
+    num_counted: int
+    num_tied: int
+    num_near: int
+
+    @classmethod
+    def of(cls, sequence_id: str, told: ArrayLike, kl: ArrayLike, noise: ArrayLike) -> _Pairs:
+        """Count the pairs of N cells."""
+        told_N, kl_N, noise_N = (np.asarray(one, np.float64) for one in (told, kl, noise))
+        i, j = np.triu_indices(len(kl_N), 1)
+        change_P, told_P = kl_N[i] - kl_N[j], told_N[i] - told_N[j]
+        is_tied = (change_P == 0) | (told_P == 0)
+        is_near = ~is_tied & (np.abs(change_P) <= np.maximum(noise_N[i], noise_N[j]))
+        is_counted = ~is_tied & ~is_near
+        is_right = is_counted & ((change_P > 0) == (told_P > 0))
+        counts = (int(one.sum()) for one in (is_right, is_counted, is_tied, is_near))
+        return cls(sequence_id, len(kl_N), *counts)
+
+
+def _size(cells: pd.DataFrame, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield by how much predictions of cells that have a logarithm run low, and what a law mends."""
+    sequence_N = cells["sequence_id"].to_numpy()
+    predicted_N, kl_N = (cells[name].to_numpy() for name in ("kl_predicted_nats", "kl_nats"))
+    times_N, bucket_N = kl_N / predicted_N, np.digitize(predicted_N, KL_ENDS)
+    name = "propagated_over_predicted"
+    yield _row(name, "all", sequence_N, partial(_median, times_N), seed)
+    for bucket in np.unique(bucket_N):
+        of = bucket_N == bucket
+        yield _row(name, _bucket(bucket), sequence_N[of], partial(_median, times_N[of]), seed)
+    x_N, y_N = np.log(predicted_N), np.log(kl_N)
+    yield _row("power_law_a", "all", sequence_N, lambda w_RN: _line(x_N, y_N, w_RN)[0], seed)
+    yield _row("power_law_b", "all", sequence_N, lambda w_RN: _line(x_N, y_N, w_RN)[1], seed)
+    corrected_N = _left_out(x_N, y_N, sequence_N)
+    for group, told_N in (("as predicted", x_N), ("corrected", corrected_N)):
+        there = ~np.isnan(corrected_N)
+        off_N = np.exp(np.abs(y_N - told_N))[there]
+        yield _row("left_out_factor", group, sequence_N[there], partial(_median, off_N), seed)
+
+
+def _bucket(number: int) -> str:
+    """Return the name of a bucket of the predicted KL."""
+    if number == 0:
+        return f"< {KL_ENDS[0]:g}"
+    if number == len(KL_ENDS):
+        return f">= {KL_ENDS[-1]:g}"
+    return f"{KL_ENDS[number - 1]:g} - {KL_ENDS[number]:g}"
+
+
+def _left_out(x_N: np.ndarray, y_N: np.ndarray, sequence_N: np.ndarray) -> np.ndarray:
+    """Return each cell's logarithm by the law of all other sequences; NaN where they have none."""
+    names, code_N = np.unique(sequence_N.astype(str), return_inverse=True)
+    a_S, b_S = _line(x_N, y_N, (1 - np.eye(len(names)))[:, code_N])
+    told_N: np.ndarray = a_S[code_N] + b_S[code_N] * x_N
+    return told_N
+
+
+def _row(
+    statistic: str,
+    group: str,
+    sequence_N: ArrayLike,
+    compute: Callable[[np.ndarray], np.ndarray],
+    seed: int,
+) -> dict[str, Any]:
+    """Return a statistic of N cells with its bootstrap interval over their sequences.
+
+    ``compute`` takes weights [R, N], whole numbers, and returns R values: the first of all cells
+    alike, the others of resamples. A resample without a value (NaN) is left out.
+    """
+    names, code_N = np.unique(np.asarray(sequence_N, dtype=str), return_inverse=True)
+    row = {
+        "statistic": statistic,
+        "group": group,
+        "num_cells": len(code_N),
+        "num_sequences": len(names),
+    }
+    if not len(names):
+        return row
+    num = len(names)
+    drawn_RS = np.random.default_rng(seed).multinomial(num, np.full(num, 1 / num), RESAMPLES)
+    weight_RS = np.vstack([np.ones(num), drawn_RS])
+    blocks = np.array_split(weight_RS, -(-weight_RS.shape[0] * len(code_N) // MOST_NUMBERS))
+    value_R = np.concatenate([compute(block[:, code_N]) for block in blocks])
+    if np.isnan(value_R[0]):
+        return row
+    row["value"] = float(value_R[0])
+    if num >= MIN_SEQUENCES:
+        drawn = value_R[1:][~np.isnan(value_R[1:])]
+        low, high = np.quantile(drawn, [0.025, 0.975], method="inverted_cdf")
+        row |= {"low": float(low), "high": float(high)}
+    return row
+
+
+def _ratio(over_N: np.ndarray, under_N: np.ndarray | float, weight_RN: np.ndarray) -> np.ndarray:
+    """Return the weighted sum of one number over that of another."""
+    made: np.ndarray = (weight_RN * over_N).sum(1) / (weight_RN * under_N).sum(1)
+    return made
+
+
+def _median(value_N: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
+    """Return the medians of values that stand as often as their weights say."""
+    order = np.argsort(value_N, kind="stable")
+    below_RN = np.cumsum(weight_RN[:, order], axis=1)
+    half_R = below_RN[:, -1:] / 2
+    low_R, high_R = (below_RN >= half_R).argmax(1), (below_RN > half_R).argmax(1)
+    made: np.ndarray = (value_N[order][low_R] + value_N[order][high_R]) / 2
+    return made
+
+
+def _ranks(value_N: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
+    """Return average ranks [R, N] of values that stand as often as their weights say."""
+    distinct, code_N = np.unique(value_N, return_inverse=True)
+    order = np.argsort(code_N, kind="stable")
+    starts = np.searchsorted(code_N[order], np.arange(len(distinct)))
+    weight_RU = np.add.reduceat(weight_RN[:, order], starts, axis=1)
+    ranks: np.ndarray = (np.cumsum(weight_RU, axis=1) - (weight_RU - 1) / 2)[:, code_N]
+    return ranks
+
+
+def _spearman(x_N: np.ndarray, y_N: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
+    return _pearson(_ranks(x_N, weight_RN), _ranks(y_N, weight_RN), weight_RN)
+
+
+def _pearson(x: np.ndarray, y: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
+    """Return weighted correlations of [N] or [R, N]; NaN where one does not vary."""
+    _, _, xx_R, xy_R, yy_R = _moments(x, y, weight_RN)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        made: np.ndarray = xy_R / np.sqrt(xx_R * yy_R)
+    return made
+
+
+def _line(x: np.ndarray, y: np.ndarray, weight_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return intercepts and slopes of weighted least squares; NaN where ``x`` does not vary."""
+    x_R, y_R, xx_R, xy_R, _ = _moments(x, y, weight_RN)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        b_R = xy_R / xx_R
+    return y_R - b_R * x_R, b_R
+
+
+def _moments(x: np.ndarray, y: np.ndarray, weight_RN: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return weighted means and (co)variances xx, xy, yy; what rounding leaves of none is NaN."""
+    with np.errstate(invalid="ignore"):  # the only sequence, left out, has no others
+        share_RN = weight_RN / weight_RN.sum(1, keepdims=True)
+    x_R, y_R = ((share_RN * one).sum(1, keepdims=True) for one in (x, y))
+    dx, dy = x - x_R, y - y_R
+    xx_R, xy_R, yy_R = ((share_RN * one).sum(1) for one in (dx * dx, dx * dy, dy * dy))
+    xx_R, yy_R = (np.where(one > _FLAT, one, np.nan) for one in (xx_R, yy_R))
+    return x_R[:, 0], y_R[:, 0], xx_R, xy_R, yy_R

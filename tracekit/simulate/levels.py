@@ -9,7 +9,7 @@ import pyarrow as pa
 from tracekit.simulate.kv import replay_sequence
 from tracekit.simulate.predicted import predict_sequence
 from tracekit.simulate.question import FAILS, Answers, Question, Tables, all_or_each, sentence
-from tracekit.simulate.rerun import load_recorded, rerun
+from tracekit.simulate.rerun import rerun
 from tracekit.simulate.stacks import why_no_layer
 from tracekit.simulate.through import run_through
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from tracekit.model.load import LoadedModel
     from tracekit.progress import Progress
     from tracekit.simulate.plan import Plan
+    from tracekit.simulate.recorded_model import RecordedModel
     from tracekit.trace.reader import Trace
 
 _NO_POINT = "the sequence has no such eviction point, or nothing to score after it"
@@ -122,28 +122,19 @@ class Propagated(_KvQuestion):
     name = "propagated"
     tables = ("kv", "logits")
 
-    def __init__(self, trace: Trace, plan: Plan, progress: Progress) -> None:
+    def __init__(self, trace: Trace, plan: Plan, progress: Progress, model: RecordedModel) -> None:
         super().__init__(trace, plan, progress)
-        self._loaded: LoadedModel | None = None
-
-    @property
-    def loaded(self) -> LoadedModel:
-        """The model, loaded when it is first asked for."""
-        if self._loaded is None:
-            inside = self._plan.inside
-            self._loaded = load_recorded(
-                self._trace, self._progress, model=inside.model, device=inside.device
-            )
-        return self._loaded
+        self._model = model
 
     def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
         """Return families, each failing by itself: the sequence's own pass is run once."""
         again = rerun(
             self._trace,
-            self.loaded,
+            self._model.loaded,
             sequence,
             seed=self._seed(sequence),
             bytes_per_number=self._plan.bytes_per_number,
+            probes=any(self._families[cell][0].scorer.needs.influence for cell in cells),
         )
         answers = Answers()
         if again is None:

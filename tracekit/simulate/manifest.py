@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracekit import schema
+from tracekit.simulate.calibration import choose_calibrated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +49,7 @@ def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
         },
         "sequences": sequences,
         "plan": plan.to_json(),
+        "calibrated": list(choose_calibrated(trace.sequences, plan.calibrate or 0, plan.seed)),
         "skipped": [],
         "failed": [],
     }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracekit.kv.policy import Policy
+    from tracekit.simulate.layer_plan import Sweep
 
 KV = (
     "full",
@@ -85,6 +86,8 @@ class Plan:
         Vocabulary estimators and candidate-set sizes.
     attention
         Whether attention statistics are taken.
+    sweep
+        Rules for one layer at a time; None: layers are not swept.
     levels
         Levels of truth of the KV results, each a row of its own.
     seed
@@ -97,18 +100,27 @@ class Plan:
         Rows whose effects are added up before they are squared, at level predicted.
     inside
         How policies are run inside the model, at level propagated.
+    calibrate
+        Sequences that are run at all three levels, to tell how far an estimate can be trusted.
     """
 
     families: tuple[tuple[Policy, ...], ...]
     estimators: tuple[Estimator, ...]
     sizes: tuple[int, ...]
     attention: bool = False
+    sweep: Sweep | None = None
     levels: tuple[str, ...] = ("local",)
     seed: int = 0
     bytes_per_number: int = 2
     bandwidths: tuple[float, float] | None = None
     probe_block: int = BLOCK_ROWS
     inside: Inside = field(default_factory=Inside)
+    calibrate: int | None = None
+
+    @property
+    def all_levels(self) -> tuple[str, ...]:
+        """Levels that some sequence is run at."""
+        return self.levels if self.calibrate is None else tuple(dict.fromkeys(self.levels + LEVELS))
 
     @property
     def policies(self) -> list[Policy]:
@@ -122,8 +134,11 @@ class Plan:
             "vocab": [estimator.text for estimator in self.estimators],
             "sizes": list(self.sizes),
             "attention": self.attention,
+            "rules": [] if self.sweep is None else [rule.text for rule in self.sweep.rules],
+            "heads": self.sweep is not None and self.sweep.heads,
             "levels": list(self.levels),
             "probe_block": self.probe_block,
+            "calibrate": self.calibrate,
             "convention": self.inside.convention,
             "kv_bytes": self.bytes_per_number,
             "bandwidths": None if self.bandwidths is None else list(self.bandwidths),
@@ -144,12 +159,14 @@ def make_plan(
     kept: Sequence[float | str] = KEPT,
     sizes: Sequence[int] = SIZES,
     attention: bool | None = None,
+    sweep: Sweep | None = None,
     levels: str | Sequence[str] = ("local",),
     seed: int = 0,
     bytes_per_number: int = 2,
     bandwidths: tuple[float, float] | None = None,
     probe_block: int = BLOCK_ROWS,
     inside: Inside | None = None,
+    calibrate: int | None = None,
 ) -> Plan:
     """Return the plan for policies and estimators given as text.
 
@@ -163,7 +180,9 @@ def make_plan(
     sizes
         Candidate-set sizes.
     attention
-        Whether attention statistics are taken; None: where no policy and no estimator is named.
+        Whether attention statistics are taken; None: where nothing else is named.
+    sweep
+        Rules for one layer at a time (``make_sweep``); alone it is all that runs.
     levels
         Levels of truth of the KV results: ``local``, ``predicted``, ``propagated``.
     seed
@@ -176,6 +195,8 @@ def make_plan(
         Rows whose effects are added up before they are squared, at level predicted.
     inside
         How policies are run inside the model; None: as usual.
+    calibrate
+        Sequences that are run at all three levels, whatever ``levels`` says; None: none.
 
     Raises
     ------
@@ -194,6 +215,9 @@ def make_plan(
     if probe_block < 1:
         msg = f"a probe block of {probe_block} rows is none: give 1 or more."
         raise UsageError(msg)
+    if calibrate is not None and calibrate < 1:
+        msg = f"a calibration on {calibrate} sequences is none: give 1 or more."
+        raise UsageError(msg)
     if seed < 0:
         msg = f"seed={seed} is not a number from 0 on."
         raise UsageError(msg)
@@ -201,10 +225,11 @@ def make_plan(
         msg = f"bandwidths are finite and above 0, unlike {bandwidths}."
         raise UsageError(msg)
     kv, vocab = ([one] if isinstance(one, str) else one for one in (kv, vocab))
-    if attention is None:
-        attention = kv is None and vocab is None
-    if kv is None and vocab is None:
-        kv, vocab = KV, VOCAB
+    if kv is None and vocab is None and sweep is None:
+        kv, vocab, attention = KV, VOCAB, attention is not False
+    if calibrate is not None and not kv:
+        msg = "a calibration compares levels of KV policies: name one with --kv."
+        raise UsageError(msg)
     families: dict[str, dict[str, Policy]] = {}
     for text in kv or ():
         for policy in _with_kept(parse(text), kept):
@@ -216,13 +241,15 @@ def make_plan(
         families=tuple(tuple(family.values()) for family in families.values()),
         estimators=tuple(estimators.values()),
         sizes=tuple(sorted(set(sizes))),
-        attention=attention,
+        attention=bool(attention),
+        sweep=sweep,
         levels=levels,
         seed=seed,
         bytes_per_number=bytes_per_number,
         bandwidths=bandwidths,
         probe_block=probe_block,
         inside=inside,
+        calibrate=calibrate,
     )
 
 

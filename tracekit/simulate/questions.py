@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tracekit.simulate.attention import attention_rows
+from tracekit.simulate.layers import sweep_sequence
 from tracekit.simulate.levels import Local, Predicted, Propagated
 from tracekit.simulate.question import Answers, Question, Tables, all_or_each
+from tracekit.simulate.recorded_model import RecordedModel
 from tracekit.simulate.vocab import VocabReplay
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tracekit.progress import Progress
+    from tracekit.simulate.layer_plan import Sweep
     from tracekit.simulate.plan import Plan
     from tracekit.trace.reader import Trace
 
@@ -72,11 +75,37 @@ class Attention(Question):
         return all_or_each(compute, cells)
 
 
-_LEVELS: dict[str, Callable[[Trace, Plan, Progress], Question]] = {
-    "local": Local,
-    "predicted": Predicted,
-    "propagated": Propagated,
-}
+class Layers(Question):
+    """What rules in one layer, or one KV head, do to the next-token distributions."""
+
+    name = "layers"
+    tables = ("layers",)
+    why_not = "the sequence has no such point, or nothing to score after it"
+
+    def __init__(self, trace: Trace, plan: Plan, sweep: Sweep, model: RecordedModel) -> None:
+        self._trace, self._plan, self._sweep, self._model = trace, plan, sweep, model
+
+    @property
+    def cells(self) -> list[str]:
+        """All rules together: they are run side by side, and rounding depends on it."""
+        heads = "heads" if self._sweep.heads else "layers"
+        return [f"{heads}: {', '.join(rule.text for rule in self._sweep.rules)}"]
+
+    def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
+        """Return the one cell."""
+
+        def compute(some: Sequence[str]) -> dict[str, Tables]:
+            rows = sweep_sequence(
+                self._trace,
+                self._model.loaded,
+                sequence,
+                self._sweep.rules,
+                heads=self._sweep.heads,
+                seed=int(sequence["seed"]) ^ self._plan.seed,
+            )
+            return {cell: {"layers": rows} for cell in some if rows.num_rows}
+
+        return all_or_each(compute, cells)
 
 
 def questions(trace: Trace, plan: Plan, progress: Progress) -> list[Question]:
@@ -91,9 +120,15 @@ def questions(trace: Trace, plan: Plan, progress: Progress) -> list[Question]:
     progress
         Told what takes long.
     """
-    asked: list[Question] = []
-    if plan.families:
-        asked += [_LEVELS[level](trace, plan, progress) for level in plan.levels]
+    model = RecordedModel(trace, plan.inside, progress)
+    levels: dict[str, Callable[[], Question]] = {
+        "local": lambda: Local(trace, plan, progress),
+        "predicted": lambda: Predicted(trace, plan, progress),
+        "propagated": lambda: Propagated(trace, plan, progress, model),
+    }
+    asked = [levels[level]() for level in plan.levels] if plan.families else []
+    if plan.sweep is not None:
+        asked.append(Layers(trace, plan, plan.sweep, model))
     if plan.estimators:
         asked.append(Vocabulary(trace, plan, progress))
     if plan.attention:

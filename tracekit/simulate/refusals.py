@@ -29,7 +29,7 @@ def refuse_impossible(trace: Trace, plan: Plan) -> None:
     if not trace.shards:
         msg = f"{trace.path} holds no finished sequence yet; run the same record command to go on."
         raise TraceError(msg)
-    replays = plan.families and set(plan.levels) != {"propagated"}
+    replays = plan.families and set(plan.all_levels) != {"propagated"}
     if replays and not layout.holds(trace.capture, "qkv"):
         msg = (
             f"KV replay needs queries, keys and values: {trace.path} was recorded with --capture "
@@ -39,12 +39,12 @@ def refuse_impossible(trace: Trace, plan: Plan) -> None:
         raise TraceError(msg)
     if (
         plan.families
-        and "predicted" in plan.levels
+        and "predicted" in plan.all_levels
         and not layout.holds(trace.capture, "influence")
     ):
         msg = (
-            f"--level predicted needs influence probes: {trace.path} was recorded with --capture "
-            f"{trace.capture}, record it with --capture influence."
+            f"level predicted (--level, --calibrate) needs influence probes: {trace.path} was "
+            f"recorded with --capture {trace.capture}, record it with --capture influence."
         )
         raise TraceError(msg)
     why = why_no_layer(trace)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tracekit.errors import InputError
 from tracekit.kv.budget import Cache
+from tracekit.kv.reference import Reference
 from tracekit.kv.replay import Setting
 from tracekit.live.run import full_run
 from tracekit.measure.conventions import EXACT
 from tracekit.measure.head import Head
 from tracekit.measure.next_token import FullRows
 from tracekit.model.head import head_tensors
-from tracekit.model.load import load_model
 from tracekit.simulate.kv import Recorded
-from tracekit.simulate.stacks import can_replay
+from tracekit.simulate.stacks import can_replay, influence_of, probed_layers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,35 +26,7 @@ if TYPE_CHECKING:
     from tracekit.measure.conventions import Convention
     from tracekit.measure.token_rows import NextToken
     from tracekit.model.load import LoadedModel
-    from tracekit.progress import Progress
     from tracekit.trace.reader import Trace
-
-
-def load_recorded(
-    trace: Trace, progress: Progress, *, model: str | None = None, device: str = "auto"
-) -> LoadedModel:
-    """Return the model that a trace was recorded with.
-
-    Parameters
-    ----------
-    trace
-        The trace.
-    progress
-        Told what takes long.
-    model
-        Where the model is now; None: under the name that the trace knows.
-    device
-        Where it is to run: ``auto``, ``cpu``, ``cuda`` ...
-
-    Raises
-    ------
-    ModelError
-        If what is found there is another model.
-    """
-    name = trace.spec.name if model is None else model
-    loaded = load_model(name, dtype=trace.spec.dtype, device=device, say=progress.say)
-    loaded.require(trace.spec)
-    return loaded
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -102,6 +74,7 @@ def rerun(
     *,
     seed: int,
     bytes_per_number: int = 2,
+    probes: bool = False,
 ) -> Rerun | None:
     """Return a recorded sequence, run again from its token ids; None if it is a single token.
 
@@ -117,6 +90,8 @@ def rerun(
         Of random policies on this sequence.
     bytes_per_number
         Bytes of one number of the cache, for the accounting.
+    probes
+        Read influence probes too, for rules that score by them.
 
     Raises
     ------
@@ -139,6 +114,8 @@ def rerun(
         )
         raise InputError(msg)
     run = full_run(loaded, ids[:-1])
+    if probes:
+        run = _with_probes(run, trace, recorded.sequence_id)
     cache = Cache(tuple(one for one in loaded.spec.layers if can_replay(one)), bytes_per_number)
     return Rerun(
         run=run,
@@ -146,6 +123,23 @@ def rerun(
         setting=Setting(layers=(), cache=cache, spans=recorded.spans, seed=seed),
         target_T=torch.tensor(ids[1:], device=run.ids_1T.device),
     )
+
+
+def _with_probes(run: FullRun, trace: Trace, sequence_id: str) -> FullRun:
+    """Return a run whose layers know the probes that were recorded of them."""
+    probed = probed_layers(trace, sequence_id)
+    references = {
+        number: Reference(
+            query_LHTD=one.query_LHTD,
+            key_LGTD=one.key_LGTD,
+            value_LGTD=one.value_LGTD,
+            layer=one.layer,
+            rope=one.rope,
+            **(influence_of(trace, sequence_id, [number]) if number in probed else {}),
+        )
+        for number, one in run.references.items()
+    }
+    return replace(run, references=references)
 
 
 class Scored:

@@ -96,6 +96,11 @@ class Results:
         self._run.update(entries)
         layout.write_json(self.path / RUN, self._run)
 
+    def read_table(self, table: Table) -> pa.Table:
+        """Return a collected table; an empty one if it was not written."""
+        path = self.path / f"{table.name}.parquet"
+        return pq.read_table(path) if path.exists() else table.schema.empty_table()
+
     def write_table(self, table: Table, rows: pa.Table) -> None:
         """Write a collected table; an empty one removes the file."""
         path = self.path / f"{table.name}.parquet"

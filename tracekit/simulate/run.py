@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from tracekit import schema
 from tracekit.progress import Progress, Silent
-from tracekit.simulate.logit_stats import logit_stats
+from tracekit.simulate.collect import collect
 from tracekit.simulate.manifest import make_manifest
 from tracekit.simulate.plan import Plan, make_plan
 from tracekit.simulate.pool import run_sequences
-from tracekit.simulate.recommend import recommend
 from tracekit.simulate.refusals import refuse_impossible
 from tracekit.simulate.results import Results
-from tracekit.simulate.shown import choose_sequences, shown_tokens
-from tracekit.simulate.stacking import stacking
-from tracekit.simulate.summary import summarise
 from tracekit.trace.reader import Trace
 from tracekit.trace.validate import require_whole
 from tracekit.trace.writer import disk_errors
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from tracekit.simulate.work import Done
     from tracekit.trace.folder import AnyPath
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulation left: its folder, cells computed and found, skips and failures."""
+    """What a simulation left: its folder, cells computed and found, skips and failures.
+
+    ``fitted`` is what a fitted budget gained, in a sentence; None if none was fitted.
+    """
 
     path: Path
     num_computed: int
     num_found: int
     skipped: tuple[dict[str, str], ...]
     failed: tuple[dict[str, str], ...]
+    fitted: str | None = None
 
 
 def simulate(
@@ -85,7 +78,9 @@ def simulate(
     refuse_impossible(trace, plan)
     require_whole(trace)
     with disk_errors(out):
-        results = Results(out, make_manifest(trace, plan))
+        manifest = make_manifest(trace, plan)
+        results = Results(out, manifest)
+        _tell_calibrated(progress, plan, manifest["calibrated"])
         names = [str(name) for name in trace.sequences["sequence_id"]]
         progress.start("simulating", len(names), "sequences")
         done = []
@@ -95,11 +90,21 @@ def simulate(
         skipped = [row for one in done for row in one.skipped]
         failed = [row for one in done for row in one.failed]
         _tell(progress, skipped, failed)
-        _collect(trace, results, plan, done)
-        results.write_run(skipped=skipped, failed=failed)
+        collect(trace, results, plan, done)
+        fitted = _fit(trace, plan, progress, results)
+        results.write_run(skipped=skipped, failed=failed, fitted=fitted)
     computed = sum(one.num_computed for one in done)
     found = sum(one.num_found for one in done)
-    return Simulated(out, computed, found, tuple(skipped), tuple(failed))
+    return Simulated(out, computed, found, tuple(skipped), tuple(failed), fitted)
+
+
+def _tell_calibrated(progress: Progress, plan: Plan, calibrated: list[str]) -> None:
+    """Say where a trace has fewer sequences than are to be run at all levels."""
+    if plan.calibrate is not None and len(calibrated) < plan.calibrate:
+        progress.say(
+            f"calibrating on {len(calibrated)} sequences, all that have influence probes, and not "
+            f"on {plan.calibrate}."
+        )
 
 
 def _tell(progress: Progress, skipped: list[dict[str, str]], failed: list[dict[str, str]]) -> None:
@@ -111,72 +116,21 @@ def _tell(progress: Progress, skipped: list[dict[str, str]], failed: list[dict[s
         progress.say(f"{what} does not apply to {count} sequences: {why}")
 
 
-def _collect(trace: Trace, results: Results, plan: Plan, done: list[Done]) -> None:
-    """Write the tables of all cells of the plan, the summary, and the shown tokens."""
-    start = time.perf_counter()
-    tables = {
-        "kv": schema.KV_RESULTS,
-        "logits": schema.LOGITS,
-        "vocab": schema.VOCAB_RESULTS,
-        "attention": schema.ATTENTION_RESULTS,
-    }
-    rows = {}
-    for name, table in tables.items():
-        keys = [key for one in done for key in one.keys.get(name, [])]
-        rows[name] = results.cells.read(keys, table)
-    rows["kv"] = _with_transfers(rows["kv"], plan.bandwidths)
-    for name, table in tables.items():
-        results.write_table(table, rows[name])
-    kv = _plain(_whole(rows["kv"]))
-    summary = summarise(kv, _plain(rows["vocab"]), seed=plan.seed)
-    recommended = recommend(_plain(rows["attention"]), seed=plan.seed)
-    stacked = stacking(kv, seed=plan.seed)
-    convention = plan.inside.convention
-    stats = logit_stats(_plain(rows["logits"]), kv, convention=convention, seed=plan.seed)
-    for table, columns in (
-        (schema.LOGIT_STATS, stats),
-        (schema.STACKING, stacked),
-        (schema.SUMMARY, summary),
-        (schema.RECOMMENDED, recommended),
-    ):
-        num_rows = len(next(iter(columns.values()), ()))
-        results.write_table(table, table.build(num_rows, columns))
-    texts = trace.vocabulary()["text"].to_numpy(dtype=object)
-    parts = [shown_tokens(trace, name, texts) for name in choose_sequences(trace)]
-    shown = pa.concat_tables(parts) if parts else schema.SHOWN.schema.empty_table()
-    results.write_table(schema.SHOWN, shown)
-    timings = [row for one in done for row in one.timings]
-    timings.append(
-        {
-            "what": "collecting",
-            "sequence_id": None,
-            "num_cells": 0,
-            "wall_s": time.perf_counter() - start,
-        }
+def _fit(trace: Trace, plan: Plan, progress: Progress, results: Results) -> str | None:
+    """Fit a budget on half of the swept sequences and try it on the others, if it is wanted."""
+    sweep = plan.sweep
+    if sweep is None or sweep.fit_to is None:
+        return None
+    from tracekit.simulate.held_out import fit_and_try
+    from tracekit.simulate.recorded_model import RecordedModel
+
+    gain = fit_and_try(
+        trace,
+        RecordedModel(trace, plan.inside, progress).loaded,
+        results.read_table(schema.LAYER_RESULTS).to_pandas(),
+        sweep.fit_to,
+        kept_frac=sweep.fit_kept,
+        seed=plan.seed,
+        progress=progress,
     )
-    columns = {name: [row[name] for row in timings] for name in timings[0]}
-    results.write_table(schema.TIMINGS, schema.TIMINGS.build(len(timings), columns))
-
-
-def _with_transfers(rows: pa.Table, bandwidths: tuple[float, float] | None) -> pa.Table:
-    """Return KV results with the time of a step's transfers, one after the other."""
-    if bandwidths is None:
-        return rows
-    fast, slow = bandwidths
-    time_s = pc.add(pc.divide(rows["read_bytes"], fast), pc.divide(rows["fetched_bytes"], slow))
-    place = rows.schema.get_field_index("transfer_s")
-    return rows.set_column(place, rows.schema.field(place), time_s)
-
-
-def _whole(rows: pa.Table) -> pa.Table:
-    """Return the KV results of all layers and all steps together, which summaries are made of."""
-    of_all = pc.and_(pc.equal(rows["layer"], schema.ALL), pc.equal(rows["kv_head"], schema.ALL))
-    is_any = pc.equal(rows["steps"].cast(pa.string()), schema.ANY)
-    return rows.filter(pc.and_(of_all, is_any))
-
-
-def _plain(rows: pa.Table) -> pd.DataFrame:
-    """Return a frame with texts as objects rather than categories."""
-    frame: pd.DataFrame = rows.to_pandas()
-    texts = frame.select_dtypes("category").columns
-    return frame.astype(dict.fromkeys(texts, object))
+    return f"{gain.text}: {gain.message}"

@@ -13,7 +13,7 @@ from tracekit.kv.reference import Reference
 from tracekit.measure.tensors import to_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tracekit.spec import LayerSpec
     from tracekit.trace.reader import Trace
@@ -87,17 +87,21 @@ class Stacks:
     def _influence(self, layers: list[LayerSpec]) -> dict[str, Any]:
         """Return what a reference takes of probes; nothing for layers without."""
         numbers = [one.index for one in layers if one.index in self._probed]
-        found = [self._trace.influence(self._sequence_id, number) for number in numbers]
-        probes = [one for one in found if one is not None]
-        if not probes:
-            return {}
-        first_row = probes[0][0]
-        gradients = [to_torch(block.data, block.dtype) for _, block in probes]
-        return {"influence_LPHRD": torch.stack(gradients), "influence_from": first_row}
+        return influence_of(self._trace, self._sequence_id, numbers)
 
     def _blocks(self, layer: LayerSpec) -> dict[str, torch.Tensor]:
         blocks = self._trace.attention_inputs(self._sequence_id, layer.index)
         return {kind: to_torch(block.data, block.dtype) for kind, block in blocks.items()}
+
+
+def influence_of(trace: Trace, sequence_id: str, layers: Sequence[int]) -> dict[str, Any]:
+    """Return what a ``Reference`` of layers takes of their probes; nothing where there are none."""
+    found = [trace.influence(sequence_id, number) for number in layers]
+    probes = [one for one in found if one is not None]
+    if not probes:
+        return {}
+    gradients = [to_torch(block.data, block.dtype) for _, block in probes]
+    return {"influence_LPHRD": torch.stack(gradients), "influence_from": probes[0][0]}
 
 
 def probed_layers(trace: Trace, sequence_id: str) -> frozenset[int]:

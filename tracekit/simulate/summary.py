@@ -23,6 +23,7 @@ KV_MEASURES = (
     "kl_nats",
     "kl_predicted_nats",
     "kl_predicted_se_nats",
+    "kl_corrected_nats",
     "noise_kl_nats",
     "jsd_nats",
     "nll_full",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tracekit.simulate.calibration import choose_calibrated
+from tracekit.simulate.plan import LEVELS
 from tracekit.simulate.questions import questions
 
 if TYPE_CHECKING:
@@ -62,14 +64,17 @@ class Worker:
 
     def __init__(self, trace: Trace, cells: Cells, plan: Plan, progress: Progress) -> None:
         self._cells, self._plan, self._run_id = cells, plan, trace.manifest["run_id"]
-        self._questions = questions(trace, plan, progress)
+        self._questions = questions(trace, replace(plan, levels=plan.all_levels), progress)
+        self._calibrated = choose_calibrated(trace.sequences, plan.calibrate or 0, plan.seed)
         self._rows = {str(row["sequence_id"]): row for _, row in trace.sequences.iterrows()}
 
     def sequence(self, sequence_id: str) -> Done:
         """Compute the cells of one sequence that are not there."""
         done, row = Done(), self._rows[sequence_id]
+        extra = set() if sequence_id in self._calibrated else set(LEVELS) - set(self._plan.levels)
         for question in self._questions:
-            self._ask(question, row, done)
+            if question.name not in extra:
+                self._ask(question, row, done)
         return done
 
     def _ask(self, question: Question, row: pd.Series[Any], done: Done) -> None:

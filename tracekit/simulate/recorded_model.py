@@ -1,0 +1,48 @@
+"""The model that a trace was recorded with, loaded when it is first needed."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from tracekit.model.load import load_model
+
+if TYPE_CHECKING:
+    from tracekit.model.load import LoadedModel
+    from tracekit.progress import Progress
+    from tracekit.simulate.plan import Inside
+    from tracekit.trace.reader import Trace
+
+
+class RecordedModel:
+    """The model of a trace.
+
+    Parameters
+    ----------
+    trace
+        The trace.
+    inside
+        Where the model is and where it runs.
+    progress
+        Told what takes long.
+    """
+
+    def __init__(self, trace: Trace, inside: Inside, progress: Progress) -> None:
+        self._trace, self._inside, self._progress = trace, inside, progress
+
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """The model.
+
+        Raises
+        ------
+        InputError
+            If there is no such model.
+        ModelError
+            If what is found there is another one.
+        """
+        spec, inside = self._trace.spec, self._inside
+        name = spec.name if inside.model is None else inside.model
+        loaded = load_model(name, dtype=spec.dtype, device=inside.device, say=self._progress.say)
+        loaded.require(spec)
+        return loaded
