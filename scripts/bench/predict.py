@@ -21,7 +21,6 @@ import time
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -222,7 +221,7 @@ def show(kv: pd.DataFrame, whole: Agreement, found: list[Text], *, markdown: boo
     found_of = statistics(kv)
     low = found_of[found_of["statistic"] == "propagated_over_predicted"]
     rows = [
-        [row.group, f"{row.value:.2f}", str(row.num_cells)]
+        [str(row.group), f"{row.value:.2f}", str(row.num_cells)]
         for row in low.itertuples()
         if row.group != "all"
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from tracekit.schema import ANY, CALIBRATION, RECOMMENDED, RESULTS_VERSION, STACKING, SUMMARY
@@ -38,7 +39,10 @@ _STACKED = {
 _COUNTS = ("cells", "pairs")
 """Statistics of a calibration that only count."""
 
-_PLAIN = ("kept_frac", "read_frac", "cost_frac", "topk_overlap", "oracle_overlap", "hit_frac")
+_PLAIN = (
+    *("kept_frac", "read_frac", "cost_frac", "hit_frac"),
+    *("topk_overlap", "oracle_overlap", "same_top_frac"),
+)
 """Measures that are shown without their interval."""
 
 
@@ -144,16 +148,20 @@ def _calibration(rows: list[dict[str, Any]]) -> str:
         for row in rows
         if row["statistic"] not in _COUNTS
     ]
-    count = {(row["level"], row["group"]): f"{row['value']:.0f}" for row in rows if row["statistic"] in _COUNTS}
+    count = {
+        (row["level"], row["group"]): int(row["value"])
+        for row in rows
+        if row["statistic"] in _COUNTS
+    }
+    pairs = " and ".join(
+        f"{count[level, 'tied'] + count[level, 'near noise']} ({level})"
+        for level in ("predicted", "local")
+    )
     title = (
         f"calibration against level propagated on {count[None, 'all']} cells (policy, sequence); "
         f"left out: {count[None, 'bound']} of bounds, {count[None, 'idle']} that change nothing; of "
-        f"logarithms: {count[None, 'no logarithm']} at the noise floor or foretold as 0; of pairs "
-        "tied or nearer than the noise: "
-        + ", ".join(
-            f"{int(count[level, 'tied']) + int(count[level, 'near noise'])} {level}"
-            for level in ("predicted", "local")
-        )
+        f"logarithms: {count[None, 'no logarithm']} at the noise floor or foretold as 0; of pairs, "
+        f"tied or nearer than the noise: {pairs}"
     )
     columns = ["statistic", "level", "group", "value", "cells", "sequences"]
     return table(title, columns, cells)
@@ -161,17 +169,17 @@ def _calibration(rows: list[dict[str, Any]]) -> str:
 
 def _trust(rows: list[dict[str, Any]]) -> str:
     """Return in a sentence how far predictions can be trusted."""
-    from tracekit.cli.output import number
+    from tracekit.cli.output import WIDTH, number
 
     of = {(row["statistic"], row["group"]): row for row in rows if row["level"] == "predicted"}
     whole = of["spearman", "all"]
     text = (
         f"predicted is an estimate: on {whole['num_sequences']} sequences ({whole['num_cells']} "
-        f"cells) its Spearman correlation with propagated KL is {_of(whole)}"
+        f"cells) its Spearman correlation with propagated KL is {_range(whole['value'], whole['low'], whole['high'])}"
     )
-    lowest = next((row for row in rows if _is_lowest(row)), None)
-    if lowest is not None:
-        text += f" (lowest within a sequence: {number(lowest['value'])}, {lowest['group']})"
+    for (statistic, group), row in of.items():
+        if statistic == "spearman_lowest":
+            text += f" (lowest within a sequence: {number(row['value'])}, {group})"
     times = [row for row in rows if row["statistic"] == "propagated_over_predicted"]
     if times[0]["value"] is not None:
         # Buckets ascend: the last one is where predictions are largest.
@@ -183,7 +191,7 @@ def _trust(rows: list[dict[str, Any]]) -> str:
             f". On sequences left out of the fit it is off by a factor of {number(before['value'])} "
             f"in the median, by {number(after['value'])} after the power law"
         )
-    return text + "."
+    return textwrap.fill(text + ".", WIDTH)
 
 
 def _off(row: dict[str, Any]) -> str:

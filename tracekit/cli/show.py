@@ -24,6 +24,16 @@ def show(
     sequence: Annotated[
         str | None, typer.Option(help="Show the steps of this sequence of a trace.")
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Show what this policy of results does to next tokens (level propagated), as "
+            "llama.cpp's perplexity tool prints it: snapkv:kept=0.25."
+        ),
+    ] = None,
+    group: Annotated[
+        str, typer.Option(help="With --policy, which steps: a domain, 1-16, 2-4 nats ...")
+    ] = "all",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout.")
     ] = False,
@@ -31,7 +41,11 @@ def show(
     """Show what a trace or a results folder holds."""
     from tracekit.cli.output import emit
 
-    if (Path(folder) / "run.json").exists():
+    if policy is not None:
+        from tracekit.cli.policy_stats import read_policy
+
+        data, text = read_policy(Path(folder), policy, group)
+    elif (Path(folder) / "run.json").exists():
         from tracekit.cli.results import read_results
 
         data, text = read_results(Path(folder))

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from tracekit.errors import InputError
 from tracekit.schema import (
     ANY,
+    CALIBRATION,
     KV_RESULTS,
     RESULTS_VERSION,
     SHOWN,
@@ -20,6 +21,7 @@ from tracekit.schema import (
     VOCAB_RESULTS,
     Table,
 )
+from tracekit.simulate.calibration import calibration_cells
 from tracekit.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -82,21 +84,25 @@ class Results:
         ``run.json``.
     spec
         The recorded model.
-    kv, vocab, summary, shown
+    level
+        Level of truth of the KV results that are shown.
+    kv
+        Rows over all steps at that level, as in ``vocab``.
+    vocab, calibration, summary, shown
         Tables of ``tracekit.schema``, dictionary columns as strings; no rows where a file is absent.
+    cells
+        Policies on sequences that were run at all three levels; see ``calibration_cells``.
     """
 
     run: dict[str, Any]
     spec: ModelSpec
+    level: str
     kv: pd.DataFrame
     vocab: pd.DataFrame
+    calibration: pd.DataFrame
     summary: pd.DataFrame
     shown: pd.DataFrame
-
-    @property
-    def level(self) -> str:
-        """Level of truth of the KV results that are shown."""
-        return str(self.run["plan"]["levels"][0])
+    cells: pd.DataFrame
 
     def curves(self, question: str, measure: str, *, domain: str = ANY) -> dict[str, list[Point]]:
         """Return one measure of all policies or estimators, over sequences.
@@ -173,9 +179,11 @@ def load_results(folder: Path) -> Results:
         If it is no results folder, of another schema version, damaged, or without any result.
     """
     run = _read_run(folder)
-    tables = (KV_RESULTS, VOCAB_RESULTS, SUMMARY, SHOWN)
+    tables = (KV_RESULTS, VOCAB_RESULTS, CALIBRATION, SUMMARY, SHOWN)
     frames = {table.name: _read_table(folder, table) for table in tables}
-    frames["kv"] = frames["kv"][frames["kv"]["steps"] == ANY]
+    kv = frames["kv"][frames["kv"]["steps"] == ANY]
+    level = _shown_level(run, set(kv["level"]))
+    frames |= {"kv": kv[kv["level"] == level], "cells": calibration_cells(kv)}
     if frames["summary"]["mean"].notna().sum() == 0:
         msg = (
             f"{folder} holds no finished result ({len(run['failed'])} failed and "
@@ -187,7 +195,14 @@ def load_results(folder: Path) -> Results:
     except (KeyError, TypeError) as error:
         msg = f"{folder / 'run.json'} holds no valid model spec ({error}); simulate again."
         raise InputError(msg) from error
-    return Results(run=run, spec=spec, **frames)
+    return Results(run=run, spec=spec, level=level, **frames)
+
+
+def _shown_level(run: dict[str, Any], levels: set[str]) -> str:
+    """Return local where there is such a row, since the curves are of the attention output."""
+    if "local" in levels or not levels:
+        return "local"
+    return str(run["plan"]["levels"][0])
 
 
 def _read_run(folder: Path) -> dict[str, Any]:

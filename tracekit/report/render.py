@@ -90,6 +90,7 @@ def _write(path: Path, content: bytes) -> None:
 def _figures(results: Results) -> Iterator[Figure]:
     """Draw every figure for which there are data."""
     # matplotlib is loaded when there is something to draw, not when the package is imported.
+    from tracekit.report.figures.calibration import calibration_scatter
     from tracekit.report.figures.coverage import ARGMAX, MASS, coverage
     from tracekit.report.figures.error_curve import error_curve
     from tracekit.report.figures.layer_map import layer_map
@@ -99,6 +100,8 @@ def _figures(results: Results) -> Iterator[Figure]:
         yield error_curve(results, answer.ERROR_BOUND)
         if (by_layer := layer_map(results)) is not None:
             yield by_layer
+    if (calibrated := calibration_scatter(results)) is not None:
+        yield calibrated
     if results.has("vocab"):
         yield coverage(results, ARGMAX)
         yield coverage(results, MASS)

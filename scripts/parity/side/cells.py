@@ -1,8 +1,11 @@
-"""Seconds that kvpress takes for each cell of a grid; runs in kvpress's own environment.
+"""What kvpress takes and gives for each cell of a grid; runs in kvpress's own environment.
 
 A cell is one press at one kept fraction: the prompt is read under the press, then the recorded
-tokens that follow it in one forward pass over the compressed cache. Reads a job as JSON from
-standard input, writes one JSON object to standard output. Loading the model is not counted.
+tokens that follow it in one forward pass over the compressed cache, at their positions in the text.
+Reads a job as JSON from standard input, writes one JSON object to standard output: of each cell its
+name and kept fraction, the seconds of both passes, the mean surprisal (nats) of the recorded tokens
+but the first, and the prompt's keys that are kept: bits by layer, KV head and position, in
+hexadecimal. Loading the model is not counted.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import sys
 import time
 
+import numpy as np
 import torch
 import transformers
 from press import make_press
@@ -26,8 +30,8 @@ def mask_of_layer(module, args, kwargs):
     return args, kwargs
 
 
-def time_cell(model, press, prompt: torch.Tensor, rest: torch.Tensor) -> tuple[float, float]:
-    """Return the seconds that the prompt took and those of the tokens after it."""
+def run_cell(model, press, prompt: torch.Tensor, rest: torch.Tensor) -> tuple:
+    """Return the seconds of the prompt and of the tokens after it, their logits, and the cache."""
     cache, length = DynamicCache(config=model.config), prompt.shape[1]
     start = time.perf_counter()
     # As its own pipeline does, without the head.
@@ -38,11 +42,43 @@ def time_cell(model, press, prompt: torch.Tensor, rest: torch.Tensor) -> tuple[f
     modules = [layer.self_attn for layer in model.model.layers]
     hooks = [one.register_forward_pre_hook(mask_of_layer, with_kwargs=True) for one in modules]
     try:
-        model(rest, past_key_values=cache, position_ids=position)
+        logits = model(rest, past_key_values=cache, position_ids=position).logits[0]
     finally:
         for hook in hooks:
             hook.remove()
-    return middle - start, time.perf_counter() - middle
+    return middle - start, time.perf_counter() - middle, logits, cache
+
+
+def surprisal(logits: torch.Tensor, rest: torch.Tensor) -> float:
+    """Return the mean surprisal of the tokens that the rows of the recorded ones predict, in nats."""
+    return float(torch.nn.functional.cross_entropy(logits[:-1].double(), rest[0, 1:]))
+
+
+def prompt_keys(model, prompt: torch.Tensor) -> list[torch.Tensor]:
+    """Return the keys [G, T, D] of each layer, without a press."""
+    cache = DynamicCache(config=model.config)
+    model.model(prompt, past_key_values=cache)
+    return [layer.keys[0] for layer in cache.layers]
+
+
+def kept_keys(model, cache: DynamicCache, prompt_keys: list[torch.Tensor]) -> str:
+    """Return the keys of the prompt that a cache still holds, as bits; keys are known by their bits."""
+    kept = []
+    for module, layer, before in zip(model.model.layers, cache.layers, prompt_keys, strict=True):
+        pairs = zip(_as_bytes(before), _as_bytes(layer.keys[0]), strict=True)
+        is_kept = np.stack([np.isin(*pair) for pair in pairs])
+        # AdaKV deletes nothing: it tells the attention which keys are not to be seen.
+        masked = getattr(module.self_attn, "masked_key_indices", None)
+        if masked is not None:
+            is_kept[masked[1].numpy(), masked[2].numpy()] = False
+        kept.append(is_kept)
+    return np.packbits(np.concatenate(kept)).tobytes().hex()
+
+
+def _as_bytes(keys: torch.Tensor) -> np.ndarray:
+    """Return each key [G, T] as one value."""
+    array = np.ascontiguousarray(keys.numpy())
+    return array.view(f"V{array.shape[-1] * array.itemsize}")[..., 0]
 
 
 def main() -> None:
@@ -51,18 +87,23 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).eval()
     prompt, rest = torch.tensor([job["prompt"]]), torch.tensor([job["rest"]])
-    cells, failed = [], []
+    cells, failed, full_keys = [], [], {}
     with torch.no_grad():
         # The first pass of a process pays for what is set up once.
         model.model(prompt[:, :32])
         for name, wanted, fraction in job["cells"]:
-            model.set_attn_implementation(wanted["attention"])
+            attention = wanted["attention"]
+            model.set_attn_implementation(attention)
+            if attention not in full_keys:
+                full_keys[attention] = prompt_keys(model, prompt)
             try:
-                times = time_cell(model, make_press(wanted, fraction), prompt, rest)
+                press = make_press(wanted, fraction)
+                *times, logits, cache = run_cell(model, press, prompt, rest)
             except (RuntimeError, ValueError) as error:
                 failed.append(f"{name} kept={fraction}: {type(error).__name__}: {error}")
             else:
-                cells.append((name, fraction, *times))
+                kept = kept_keys(model, cache, full_keys[attention])
+                cells.append((name, fraction, *times, surprisal(logits, rest), kept))
     print(
         json.dumps(
             {

@@ -1,0 +1,89 @@
+"""``tracekit show RESULTS --policy``: what one policy does to next tokens, in llama.cpp's order."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+
+_NAMES = ("unit", "value", "macro", "low", "high", "error")
+
+
+def read_policy(folder: Path, policy: str, group: str) -> tuple[dict[str, Any], str]:
+    """Return the statistics of the scored steps of a policy as data, and as text.
+
+    Parameters
+    ----------
+    folder
+        Of results with level propagated.
+    policy
+        Its text, ``snapkv:kept=0.3``, or its canonical text.
+    group
+        Which steps: ``all``, or a domain, a length, a distance, an entropy, as the table names it.
+
+    Raises
+    ------
+    InputError
+        If the results hold no such policy at level propagated, or no such group.
+    """
+    import pyarrow.parquet as pq
+
+    from tracekit.cli.token_stats import token_stats_text
+    from tracekit.errors import InputError
+    from tracekit.measure.token_stats import Statistic
+    from tracekit.schema import LOGIT_STATS
+
+    path = folder / f"{LOGIT_STATS.name}.parquet"
+    if not path.exists():
+        msg = f"{folder} holds no level propagated: simulate with --level propagated."
+        raise InputError(msg)
+    frame: pd.DataFrame = pq.read_table(path).to_pandas()
+    frame = frame[frame["policy"].astype(str) == _canonical(policy, frame)]
+    groups = list(dict.fromkeys(frame["group"].astype(str)))
+    rows = frame[frame["group"].astype(str) == group]
+    if rows.empty:
+        msg = f"there is no group {group!r} of steps: choose one of {', '.join(groups)}."
+        raise InputError(msg)
+    records: list[dict[str, Any]] = json.loads(str(rows.to_json(orient="records")))
+    statistics = [
+        Statistic(name=row["statistic"], **{name: row[name] for name in _NAMES}) for row in records
+    ]
+    first, steps = records[0], max(row["num_steps"] for row in records)
+    seed = json.loads((folder / "run.json").read_text(encoding="utf-8"))["seed"]
+    where = "" if group == "all" else f", {first['grouping']} {group}"
+    title = (
+        f"{policy}, kept_frac {first['kept_frac']:.3g}, level propagated{where}: {steps} steps of "
+        f"{max(row['n'] for row in records)} sequences, convention {first['convention']}, seed "
+        f"{seed}. Scored are the steps after the eviction point, each with all that its cache "
+        "holds; perplexity is told of given text alone."
+    )
+    return {"policy": policy, "statistics": records}, token_stats_text(title, statistics)
+
+
+def _canonical(policy: str, frame: pd.DataFrame) -> str:
+    """Return the text under which the results hold a policy."""
+    from tracekit.errors import InputError
+    from tracekit.kv.parse import parse
+
+    texts = list(dict.fromkeys(frame["policy"].astype(str)))
+    text = parse(policy).text
+    if text not in texts:
+        held = "; ".join(_short(one) for one in texts)
+        msg = f"level propagated was not run for {policy}: it was for {held}."
+        raise InputError(msg)
+    return text
+
+
+def _short(text: str) -> str:
+    """Return a policy's family and amount."""
+    from tracekit.kv.amounts import kept_text
+    from tracekit.kv.parse import parse
+
+    policy = parse(text)
+    selected = None if policy.selector is None else policy.selector.read
+    amount = policy.kept if policy.scorer.evicts else selected
+    return policy.family if amount is None else f"{policy.family} at {kept_text(amount)}"
