@@ -708,7 +708,7 @@ CALIBRATION = Table(
             "spearman, spearman_within (sequences), spearman_lowest, log_pearson, pairs_ordered "
             "(share of pairs of policies of one target on one sequence), "
             "propagated_over_predicted (median), power_law_a and power_law_b (log propagated = a + "
-            "b log predicted), left_out_factor (median of exp |log error|, each sequence by the "
+            "b log predicted), left_out_factor (exp of the median |log error|, each sequence by the "
             "law of all others), cells and pairs (counts)",
         ),
         Column(

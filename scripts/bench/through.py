@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from tracekit.kv.amounts import Frac
 from tracekit.kv.budget import Cache
 from tracekit.kv.engine import NEVER
 from tracekit.kv.parse import parse
-from tracekit.kv.replay import Setting
+from tracekit.kv.replay import Family, Setting
 from tracekit.kv.schedule import Spans
 from tracekit.live.driver import drive
 from tracekit.live.planned import planned
@@ -56,8 +56,9 @@ KEPT_FRAC = 0.3
 BUDGETS = (0.1, 0.25, 0.5, 0.75)
 LONG_KEPT_FRAC = 0.1
 LONG_POLICIES = ("snapkv:at=prompt", "h2o:every=16,from=prompt")
-SAME = 0.999
-"""Part of kvpress's kept keys that tracekit keeps too, from which on sets are said to agree."""
+SAME_KEYS, SAME_PERPLEXITY = 0.999, 0.005
+"""Part of kvpress's kept keys that tracekit keeps too, from which on sets are said to agree; and how
+far perplexities may then be apart, relative."""
 
 
 class Watch:
@@ -222,13 +223,14 @@ def long_cells(text: Text, repeats: int) -> None:
     """Print what a cell of a long text costs beside full passes of the model."""
     watch, run, num_rows = Watch(), text.run(), len(text.ids) - 1 - text.point
     cells = [replace(parse(one), kept=Frac(LONG_KEPT_FRAC)) for one in LONG_POLICIES]
-    full = parse(f"full:at={text.point}")
     for _ in range(repeats):
         with torch.no_grad():
             watch.time("model", decode, text.loaded, run.ids_1T, 0)
-        for policy in (full, *cells):
+        full = Pruned(run, Family((parse(f"full:at={text.point}"),)), text.setting)
+        watch.time("full", drive, run, full, text.point)
+        for policy in cells:
             watch.time(policy.text, prune, text, run, [policy])
-    model_s, full_s = watch.median("model"), watch.median(full.text)
+    model_s, full_s = watch.median("model"), watch.median("full")
     print(
         f"\n{text.point} + {num_rows} rows, {LONG_KEPT_FRAC} kept; no head: a full pass of the ",
         end="",
@@ -240,6 +242,39 @@ def long_cells(text: Text, repeats: int) -> None:
         print(f"{cell_s / full_s:.2f} of the same rows under the full cache")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Theirs:
+    """What kvpress made of a cell: seconds, mean surprisal, and the prompt's keys kept, as bits."""
+
+    prompt_s: float
+    rest_s: float
+    nll_nats: float
+    packed: str
+
+    def shared_frac(self, ours_GT: np.ndarray) -> float:
+        """Return the part of the kept keys that tracekit keeps too, layers one after the other."""
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(self.packed), dtype=np.uint8))
+        theirs_GT = bits[: ours_GT.size].reshape(ours_GT.shape).astype(bool)
+        return float((ours_GT & theirs_GT).sum() / theirs_GT.sum())
+
+
+def run_presses(text: Text, pairs: Sequence[Pair]) -> dict[tuple[str, float], Theirs]:
+    """Return what kvpress makes of all cells; those that failed there are named and left out."""
+    cells = []
+    for pair in pairs:
+        names = ("press", "settings", "around", "attention")
+        press = {name: getattr(pair, name) for name in names}
+        cells += [(pair.policy, press, kept_frac) for kept_frac in BUDGETS]
+    found = run_kvpress(text.ids[: text.point], text.ids[text.point :], cells)
+    for failure in found["failed"]:
+        print(f"kvpress failed at {failure}")
+    print(f"kvpress: {found['threads']} threads, {found['versions']}")
+    return {
+        (name, kept_frac): Theirs(prompt_s=prompt_s, rest_s=rest_s, nll_nats=nll, packed=packed)
+        for name, kept_frac, prompt_s, rest_s, nll, packed in found["cells"]
+    }
+
+
 def kept_GT(pruned: Pruned, number: int, point: int) -> np.ndarray:
     """Return the prompt's keys that the ``number``-th policy keeps, layers one after the other."""
     layers = [one[number, :, :point] == NEVER for _, one in sorted(pruned.evicted_at.items())]
@@ -248,51 +283,33 @@ def kept_GT(pruned: Pruned, number: int, point: int) -> np.ndarray:
 
 def against_kvpress(text: Text, pairs: Sequence[Pair]) -> int:
     """Print perplexity and seconds of both tools for the same cells; 1 if a bound is missed."""
-    theirs = run_kvpress(
-        text.ids[: text.point],
-        text.ids[text.point :],
-        [(pair.policy, press_of(pair), kept) for pair in pairs for kept in BUDGETS],
-    )
-    for failure in theirs["failed"]:
-        print(f"kvpress failed at {failure}")
-    cells = {(name, kept): rest for name, kept, *rest in theirs["cells"]}
-    watch, missed = Watch(), 0
+    theirs, watch, missed = run_presses(text, pairs), Watch(), False
     run = watch.time("full", text.run)
-    print(f"kvpress: {theirs['threads']} threads, {theirs['versions']}; ", end="")
-    print(f"the text's own pass takes tracekit {watch.median('full'):.2f} s, once")
-    print(f"{'policy at the end of the prompt':64} kept  perplexity: kvpress  tracekit ", end="")
-    print("differs by  same keys  s: kvpress  tracekit")
+    print(f"the text's own pass takes tracekit {watch.median('full'):.2f} s, once; ", end="")
+    print(f"perplexities must be within {SAME_PERPLEXITY:.1%} where {SAME_KEYS} of the keys agree")
+    print(f"{'policy':60} {'kept':>5} {'perplexity':>11} {'kvpress':>9} {'apart':>9} ", end="")
+    print(f"{'same keys':>10} {'a cell, s':>10} {'kvpress':>8}")
     for pair in pairs:
-        text_form = pair.policy.replace("at=prompt", f"at={text.point}")
-        policies = [replace(parse(text_form), kept=Frac(kept)) for kept in BUDGETS]
-        hidden, pruned = watch.time(pair.policy, prune, text, run, policies)
-        logits = watch.time(f"head {pair.policy}", text.head, hidden)
-        ours_s = (watch.median(pair.policy) + watch.median(f"head {pair.policy}")) / len(BUDGETS)
-        for number, kept in enumerate(BUDGETS):
-            if (pair.policy, kept) not in cells:
+        form = pair.policy.replace("at=prompt", f"at={text.point}")
+        policies = [replace(parse(form), kept=Frac(kept_frac)) for kept_frac in BUDGETS]
+        hidden_BRE, pruned = watch.time(form, prune, text, run, policies)
+        logits_BRV = watch.time(f"head {form}", text.head, hidden_BRE)
+        ours_s = (watch.median(form) + watch.median(f"head {form}")) / len(BUDGETS)
+        for number, kept_frac in enumerate(BUDGETS):
+            their = theirs.get((pair.policy, kept_frac))
+            if their is None:
                 continue
-            prompt_s, rest_s, nll, packed = cells[pair.policy, kept]
-            ours, their = np.exp(text.nll_nats(logits[number])), np.exp(nll)
-            same = overlap(kept_GT(pruned, number, text.point), packed)
-            off = ours / their - 1
-            is_missed = same >= SAME and abs(off) > 0.005
+            nll_nats = text.nll_nats(logits_BRV[number])
+            apart = float(np.expm1(nll_nats - their.nll_nats))
+            same = their.shared_frac(kept_GT(pruned, number, text.point))
+            is_missed = same >= SAME_KEYS and abs(apart) > SAME_PERPLEXITY
             missed |= is_missed
-            print(f"{pair.policy:64} {kept:4} {their:20.4f} {ours:9.4f} {off:+11.4%} ", end="")
-            print(f"{same:10.4f} {prompt_s + rest_s:11.2f} {ours_s:9.2f}", "MISSED" * is_missed)
+            print(f"{pair.policy:60} {kept_frac:5} {np.exp(nll_nats):11.4f} ", end="")
+            print(
+                f"{np.exp(their.nll_nats):9.4f} {apart:+9.3%} {same:10.4f} {ours_s:10.2f} ", end=""
+            )
+            print(f"{their.prompt_s + their.rest_s:8.2f}{' MISSED' if is_missed else ''}")
     return int(missed)
-
-
-def press_of(pair: Pair) -> dict[str, Any]:
-    """Return what kvpress's side makes a press of."""
-    names = ("press", "settings", "around", "attention")
-    return {name: getattr(pair, name) for name in names}
-
-
-def overlap(ours_GT: np.ndarray, packed: str) -> float:
-    """Return the part of kvpress's kept keys, written as bits, that tracekit keeps too."""
-    bits = np.unpackbits(np.frombuffer(bytes.fromhex(packed), dtype=np.uint8))
-    theirs_GT = bits[: ours_GT.size].reshape(ours_GT.shape).astype(bool)
-    return float((ours_GT & theirs_GT).sum() / theirs_GT.sum())
 
 
 def main() -> int:

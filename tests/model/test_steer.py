@@ -144,6 +144,7 @@ def test_everything_is_gone_after_an_exception() -> None:
 
 def test_an_override_of_someone_else_is_not_called_but_put_back() -> None:
     model, called = architectures.model("llama"), []
+    steering = plain_for(model)
     original = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def theirs(*args: Any, **kwargs: Any) -> Any:
@@ -152,7 +153,7 @@ def test_an_override_of_someone_else_is_not_called_but_put_back() -> None:
 
     ALL_ATTENTION_FUNCTIONS["sdpa"] = theirs
     try:
-        with steered(model, plain_for(model)):
+        with steered(model, steering):
             logits_of(model)
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
         assert not called

@@ -56,7 +56,8 @@ def frame_of(cells: pd.DataFrame) -> pd.DataFrame:
         whole = {"level": level, "layer": schema.ALL, "kv_head": schema.ALL, "steps": schema.ANY}
         parts.append(schema.KV_RESULTS.build(len(cells), columns | whole).to_pandas())
     texts = dict.fromkeys(["sequence_id", "policy", "family", "level", "steps"], object)
-    return pd.concat([part.astype(texts) for part in parts])
+    frame: pd.DataFrame = pd.concat([part.astype(texts) for part in parts])
+    return frame
 
 
 def made_cells(
@@ -85,8 +86,9 @@ def made_cells(
                 )
     cells = pd.DataFrame(rows)
     cells.loc[3, "is_idle"] = True
-    cells.loc[7, "kl_nats"] = cells.loc[7, "noise_kl_nats"]
-    cells.loc[8, ["kl_predicted_nats", "kl_nats"]] = cells.loc[6, ["kl_predicted_nats", "kl_nats"]]
+    cells.loc[7, "kl_nats"] = cells["noise_kl_nats"][7]
+    cells.loc[8, "kl_predicted_nats"] = cells["kl_predicted_nats"][6]
+    cells.loc[8, "kl_nats"] = cells["kl_nats"][6]
     bound = cells[cells["family"] == "p0"].assign(family="oracle", causal=False)
     bound["policy"] = "oracle:kept=" + bound["target_frac"].astype(str)
     return pd.concat([cells, bound], ignore_index=True)
@@ -314,7 +316,7 @@ def test_the_law_and_its_error_on_left_out_sequences_equal_loops(
         corrected += (part["y"] - one - other * part["x"]).abs().tolist()
     for group, off in (("as predicted", plain), ("corrected", corrected)):
         row = rows["left_out_factor", "predicted", group]
-        assert row["value"] == pytest.approx(float(np.median(np.exp(off))))
+        assert row["value"] == pytest.approx(math.exp(np.median(off)))
         assert row["num_cells"] == len(some)
 
 

@@ -173,9 +173,10 @@ def _trust(rows: list[dict[str, Any]]) -> str:
 
     of = {(row["statistic"], row["group"]): row for row in rows if row["level"] == "predicted"}
     whole = of["spearman", "all"]
+    rho = _range(whole["value"], whole["low"], whole["high"])
     text = (
         f"predicted is an estimate: on {whole['num_sequences']} sequences ({whole['num_cells']} "
-        f"cells) its Spearman correlation with propagated KL is {_range(whole['value'], whole['low'], whole['high'])}"
+        f"cells) its Spearman correlation with propagated KL is {rho}"
     )
     for (statistic, group), row in of.items():
         if statistic == "spearman_lowest":

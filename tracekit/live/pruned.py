@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,11 @@ from tracekit.errors import UsageError
 from tracekit.kv.allotment import Allotment
 from tracekit.kv.engine import Engine
 from tracekit.kv.entries import Entries, count_entries, entries_of_history
+from tracekit.kv.scorer import Needs
 from tracekit.live.shared import attend_held
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tracekit.kv.policy import Policy
     from tracekit.kv.replay import Family, Setting
@@ -43,8 +45,9 @@ class Pruned:
         What other families have scored at their first decisions, [1, 1, G, K] by layer, scorer and
         tokens seen; added to. The prompt is the same for all.
     jitter
-        Part of a score by which it is moved up or down at random: half a rounding of the model's
-        type tells how much of a result is rounding. 0: none.
+        Part of a score by which it is moved up or down at random, by the sequence's seed: a
+        rounding of the model's type tells how much of a result is rounding. Scores that are made of
+        nothing that the model computes stay as they are. 0: none.
 
     Raises
     ------
@@ -65,7 +68,8 @@ class Pruned:
         policy = family.policies[0]
         self._run, self._family, self._setting, self._policy = run, family, setting, policy
         self._scores: Scores = {} if scores is None else scores
-        self._jitter = jitter
+        self._jitter = 0.0 if policy.scorer.needs == Needs() else jitter
+        self._draw = torch.Generator().manual_seed(setting.seed)
         point = policy.schedule.point(setting.spans)
         self.decisions = () if point is None else policy.schedule.decisions(point, setting.spans)
         if not self.decisions:
@@ -78,8 +82,8 @@ class Pruned:
         self._engines: dict[int, Engine] = {}
         self.evicted_at: dict[int, torch.Tensor] = {}
         self.entries: dict[int, Entries[torch.Tensor]] = {}
-        self.is_clipped_B = torch.zeros(len(family.policies), dtype=torch.bool)
-        self.is_clamped_B = torch.zeros(len(family.policies), dtype=torch.bool)
+        self.is_clipped_B = torch.zeros(self.num_runs, dtype=torch.bool)
+        self._clamped_B = torch.zeros(self.num_runs, dtype=torch.bool)
 
     @property
     def first_row(self) -> int:
@@ -91,21 +95,32 @@ class Pruned:
         """B."""
         return len(self._family.policies)
 
-    @property
+    @cached_property
     def first_layer(self) -> int:
         """The lowest layer in which anything may change; those below are as in the full run."""
         layers = self._run.spec.layers
         if self._owners or not self._policy.is_plain:
             return 0
-        changed = (one.index for one in layers if one.holds_keys and self._may_evict(one))
+        changed = (
+            one.index
+            for one in layers
+            if one.holds_keys and any(bool((over < 0).any()) for over in self._over(one))
+        )
         return next(changed, len(layers) - 1)
 
-    def _may_evict(self, layer: LayerSpec) -> bool:
-        """Whether a budget is ever smaller than what the full cache of a layer holds."""
-        return any(
-            bool((self._allotment.entries(seen, [layer.index]) < layer.entries(seen)).any())
-            for seen in self.decisions
-        )
+    @property
+    def is_clamped_B(self) -> torch.Tensor:
+        """Whether a budget was somewhere larger than what the full cache held."""
+        below = [one for one in self._run.spec.layers[: self.first_layer] if one.holds_keys]
+        clamped_B = self._clamped_B
+        for over_B1G in (over for one in below for over in self._over(one)):
+            clamped_B = clamped_B | (over_B1G > 0).any(-1).any(-1)
+        return clamped_B
+
+    def _over(self, layer: LayerSpec) -> Iterator[torch.Tensor]:
+        """Yield by how much budgets are larger than what the full cache holds, [B, 1, G]."""
+        for seen in self.decisions:
+            yield self._allotment.entries(seen, [layer.index]) - layer.entries(seen)
 
     def attend(
         self,
@@ -145,8 +160,8 @@ class Pruned:
             score_NLGK = self._scores[key]
         if not self._jitter:
             return score_NLGK
-        signs = torch.randint_like(score_NLGK, 2) * 2 - 1
-        return score_NLGK * (1 + self._jitter * signs)
+        sign_NLGK = torch.randint(2, score_NLGK.shape, generator=self._draw) * 2 - 1
+        return score_NLGK * (1 + self._jitter * sign_NLGK.to(score_NLGK))
 
     def _open(self, layer: int) -> Engine:
         engine = self._engine(layer, self._family.policies)
@@ -187,7 +202,7 @@ class Pruned:
             *(torch.cat(parts, dim=-1) for parts in zip(*entries, strict=True))
         )
         self.is_clipped_B |= engine.is_clipped_NL[0]
-        self.is_clamped_B |= engine.is_clamped_NL[0]
+        self._clamped_B |= engine.is_clamped_NL[0]
 
 
 class _SideBySide:

@@ -105,7 +105,7 @@ def decode(loaded: LoadedModel, ids_BQ: torch.Tensor, first_row: int) -> torch.T
 
 
 def refuse(loaded: LoadedModel) -> None:
-    """Raise if eviction cannot be run inside a model."""
+    """Raise ``ModelError`` if eviction cannot be run inside a model."""
     for layer in loaded.spec.layers:
         if not layer.refusal and layer.kind != "linear":
             continue

@@ -63,17 +63,22 @@ def steered(model: Any, steering: Steering) -> Iterator[None]:
     ModelError
         If the model attends without transformers' functions.
     """
+    refuse_bypassing(model)
+    with alone(), ExitStack() as stack:
+        around = _ask(layers_by_module(model), steering)
+        for name in implementations(model):
+            stack.enter_context(overridden(name, around))
+        yield
+
+
+def refuse_bypassing(model: Any) -> None:
+    """Raise ``ModelError`` if a model attends without transformers' functions."""
     if any(bypasses(module) for module in decoder_of(model).modules()):
         msg = (
             f"{type(model).__name__} attends by itself, not through transformers' attention "
             "functions: eviction cannot be run inside it; use --level local."
         )
         raise ModelError(msg)
-    with alone(), ExitStack() as stack:
-        around = _ask(layers_by_module(model), steering)
-        for name in implementations(model):
-            stack.enter_context(overridden(name, around))
-        yield
 
 
 def _ask(layers: dict[int, int], steering: Steering) -> Around:

@@ -87,7 +87,7 @@ class Results:
     level
         Level of truth of the KV results that are shown.
     kv
-        Rows over all steps at that level, as in ``vocab``.
+        Rows of ``schema.KV_RESULTS`` over all steps at that level.
     vocab, calibration, summary, shown
         Tables of ``tracekit.schema``, dictionary columns as strings; no rows where a file is absent.
     cells

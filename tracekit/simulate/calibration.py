@@ -1,4 +1,4 @@
-"""Calibration: how far levels predicted and local can be trusted, cell by cell against propagated."""
+"""How far levels predicted and local can be trusted: cell by cell against level propagated."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The columns of ``schema.CALIBRATION``, and the law; None where no rising one can be fitted."""
+    """The columns of ``schema.CALIBRATION``, and the law; None where no rising one can be had."""
 
     columns: dict[str, list[Any]]
     law: PowerLaw | None
@@ -94,9 +94,9 @@ def calibration_cells(kv: pd.DataFrame) -> pd.DataFrame:
     -------
     pandas.DataFrame
         One row a cell, sorted: ``sequence_id``, ``policy``, ``family``, ``target_frac``,
-        ``is_bound`` (looks at later rows), ``is_idle`` (changes nothing), ``kl_nats``, ``noise_kl_nats``,
-        ``kl_predicted_nats``, ``output_error`` (float64), ``has_log`` (the propagated KL is above
-        the noise floor, the prediction above 0).
+        ``is_bound`` (looks at later rows), ``is_idle`` (changes nothing), ``kl_nats``,
+        ``noise_kl_nats``, ``kl_predicted_nats`` (nats a token), ``output_error``, all float64, and
+        ``has_log`` (the propagated KL is above the noise floor, the prediction above 0).
     """
     of_all = (kv["layer"] == schema.ALL) & (kv["kv_head"] == schema.ALL)
     whole = kv[of_all & (kv["steps"] == schema.ANY)].astype({"sequence_id": str, "policy": str})
@@ -135,6 +135,12 @@ def calibration(kv: pd.DataFrame, *, seed: int) -> Calibration:
         Rows of ``schema.KV_RESULTS``.
     seed
         Of the bootstrap.
+
+    Returns
+    -------
+    Calibration
+        No rows where no cell has all three levels. Bounds and idle policies are counted apart;
+        logarithms are of cells whose propagated KL is above the noise floor, and of no others.
     """
     cells = calibration_cells(kv)
     counted = counted_cells(cells)
@@ -149,7 +155,7 @@ def calibration(kv: pd.DataFrame, *, seed: int) -> Calibration:
 
 
 def fit(kl_predicted: ArrayLike, kl_propagated: ArrayLike) -> PowerLaw | None:
-    """Return the law by least squares on logarithms of N cells; None unless it can be, and rises."""
+    """Return the law by least squares on logarithms of N cells; None where none rises."""
     x_N, y_N = (np.log(np.asarray(one, np.float64)) for one in (kl_predicted, kl_propagated))
     (a,), (b,) = _line(x_N, y_N, np.ones((1, len(x_N))))
     return PowerLaw(float(a), float(b)) if b > 0 else None
@@ -208,7 +214,7 @@ def _within(cells: pd.DataFrame, name: str, seed: int) -> Iterator[dict[str, Any
 
 
 def _ordered(cells: pd.DataFrame, name: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the share of pairs that are ordered rightly, and how many pairs there are of which kind."""
+    """Yield the share of pairs that are ordered rightly, and how many pairs are of each kind."""
     pairs = [
         _Pairs.of(str(group[0]), part[name], part["kl_nats"], part["noise_kl_nats"])
         for group, part in cells.groupby(["sequence_id", "target_frac"])
@@ -275,10 +281,10 @@ def _size(cells: pd.DataFrame, seed: int) -> Iterator[dict[str, Any]]:
     yield _row("power_law_a", "all", sequence_N, lambda w_RN: _line(x_N, y_N, w_RN)[0], seed)
     yield _row("power_law_b", "all", sequence_N, lambda w_RN: _line(x_N, y_N, w_RN)[1], seed)
     corrected_N = _left_out(x_N, y_N, sequence_N)
+    there = ~np.isnan(corrected_N)
     for group, told_N in (("as predicted", x_N), ("corrected", corrected_N)):
-        there = ~np.isnan(corrected_N)
-        off_N = np.exp(np.abs(y_N - told_N))[there]
-        yield _row("left_out_factor", group, sequence_N[there], partial(_median, off_N), seed)
+        factor = partial(_median_factor, np.abs(y_N - told_N)[there])
+        yield _row("left_out_factor", group, sequence_N[there], factor, seed)
 
 
 def _bucket(number: int) -> str:
@@ -347,6 +353,12 @@ def _median(value_N: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
     half_R = below_RN[:, -1:] / 2
     low_R, high_R = (below_RN >= half_R).argmax(1), (below_RN > half_R).argmax(1)
     made: np.ndarray = (value_N[order][low_R] + value_N[order][high_R]) / 2
+    return made
+
+
+def _median_factor(log_N: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
+    """Return the medians of logarithms, as factors."""
+    made: np.ndarray = np.exp(_median(log_N, weight_RN))
     return made
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tracekit.errors import ModelError
 from tracekit.simulate.kv import replay_sequence
 from tracekit.simulate.predicted import predict_sequence
 from tracekit.simulate.question import FAILS, Answers, Question, Tables, all_or_each, sentence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from tracekit.model.load import LoadedModel
     from tracekit.progress import Progress
     from tracekit.simulate.plan import Plan
     from tracekit.simulate.recorded_model import RecordedModel
@@ -127,25 +129,42 @@ class Propagated(_KvQuestion):
         self._model = model
 
     def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
-        """Return families, each failing by itself: the sequence's own pass is run once."""
+        """Return families; one that fails loses no other, a pass that fails loses this sequence.
+
+        Raises
+        ------
+        InputError
+            If the trace's model is not there.
+        ModelError
+            If it is another one, or eviction cannot be run inside it.
+        """
+        loaded, answers = self._model.loaded, Answers()
+        try:
+            self._fill(answers, loaded, sequence, cells)
+        except ModelError:
+            raise
+        except FAILS as error:  # of the sequence's own pass, no family's
+            there = answers.made.keys() | answers.failed.keys()
+            answers.failed |= {cell: sentence(error) for cell in cells if cell not in there}
+        return answers
+
+    def _fill(
+        self, answers: Answers, loaded: LoadedModel, sequence: pd.Series[Any], cells: Sequence[str]
+    ) -> None:
+        """Add families to answers; the sequence's own pass is run once."""
+        families = {cell: self._families[cell] for cell in cells}
         again = rerun(
             self._trace,
-            self._model.loaded,
+            loaded,
             sequence,
             seed=self._seed(sequence),
             bytes_per_number=self._plan.bytes_per_number,
-            probes=any(self._families[cell][0].scorer.needs.influence for cell in cells),
+            probes=any(family[0].scorer.needs.influence for family in families.values()),
         )
-        answers = Answers()
         if again is None:
-            return answers
-        families = {cell: self._families[cell] for cell in cells}
-        inside = self._plan.inside
-        for cell, made in run_through(again, families, inside.convention):
+            return
+        for cell, made in run_through(again, families, self._plan.inside.convention):
             try:
-                tables = made()
+                answers.made[cell] = made()
             except FAILS as error:
                 answers.failed[cell] = sentence(error)
-            else:
-                answers.made[cell] = tables
-        return answers

@@ -93,11 +93,12 @@ class Layers(Question):
 
     def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
         """Return the one cell."""
+        loaded = self._model.loaded
 
         def compute(some: Sequence[str]) -> dict[str, Tables]:
             rows = sweep_sequence(
                 self._trace,
-                self._model.loaded,
+                loaded,
                 sequence,
                 self._sweep.rules,
                 heads=self._sweep.heads,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from tracekit.live.run import refuse
 from tracekit.model.load import load_model
+from tracekit.model.steer import refuse_bypassing
 
 if TYPE_CHECKING:
     from tracekit.model.load import LoadedModel
@@ -39,10 +41,12 @@ class RecordedModel:
         InputError
             If there is no such model.
         ModelError
-            If what is found there is another one.
+            If what is found there is another one, or eviction cannot be run inside it.
         """
         spec, inside = self._trace.spec, self._inside
         name = spec.name if inside.model is None else inside.model
         loaded = load_model(name, dtype=spec.dtype, device=inside.device, say=self._progress.say)
         loaded.require(spec)
+        refuse(loaded)
+        refuse_bypassing(loaded.model)
         return loaded

@@ -112,7 +112,8 @@ class _AfterPoint:
 
     def _batches(self, family: Sequence[Policy]) -> Iterator[Sequence[Policy]]:
         """Yield policies that run side by side, as many as memory is meant for."""
-        num_rows = self._rerun.run.num_rows - self._point
+        schedule, spans = family[0].schedule, self._rerun.setting.spans
+        num_rows = self._rerun.run.num_rows - schedule.decisions(self._point, spans)[0]
         size = 1 if family[0].selector is not None else max(1, MOST_ROWS // num_rows)
         for start in range(0, len(family), size):
             yield family[start : start + size]
@@ -122,11 +123,12 @@ class _AfterPoint:
         run, setting = self._rerun.run, self._rerun.setting
         family = planned(run, policies, setting)
         pruned = Pruned(run, family, setting, scores=self._scores)
-        hidden_BRE, noise_BR = _drive(run, pruned), [self._floor.kl_nats] * len(policies)
+        floor_R = self._floor.kl_nats
+        hidden_BRE, noise_BR = _drive(run, pruned), [floor_R] * len(policies)
         if self._rounding > HALF:  # what one rounding of a score changes is told of each cell
             moved = Pruned(run, family, setting, scores=self._scores, jitter=self._rounding)
             pairs = zip(hidden_BRE, _drive(run, moved), strict=True)
-            noise_BR = [self._scored.between(*pair).kl_nats for pair in pairs]
+            noise_BR = [np.maximum(floor_R, self._scored.between(*pair).kl_nats) for pair in pairs]
         for number, policy in enumerate(policies):
             steps = self._scored.compare(hidden_BRE[number])
             yield _Ran(policy, pruned, number, steps, noise_BR[number])

@@ -45,7 +45,7 @@ def calibration_scatter(results: Results) -> Drawing | None:
         svg=_svg(cells, law, named),
         caption=(
             "Level propagated, exact and from the model, against level predicted, an estimate from "
-            f"influence probes; both axes logarithmic. A mark is a policy on a sequence (left out: "
+            "influence probes; both axes logarithmic. A mark is a policy on a sequence (left out: "
             f"{_left_out(results)}). Above the dashed diagonal predictions run low. "
             + (
                 f"Solid: the power law fitted on these marks, propagated = {number(np.exp(law.a))} x "
