@@ -1,8 +1,8 @@
 """What a sensitivity sweep costs: one layer changed at a time, all others full.
 
-    python scripts/bench/layers.py                  # 30 layers, 3 rules, 512 tokens, 256 rows scored
+    python scripts/bench/layers.py                  # 30 layers, 3 rules, 512 rows, 256 of them scored
     python scripts/bench/layers.py --heads          # and each KV head alone
-    python scripts/bench/layers.py --rules rows:0.03 --tokens 1024
+    python scripts/bench/layers.py --rules rows:0.03 --tokens 1025
 
 Layers below the one that is changed are not run again: rows through layers are counted and held
 against (L + 1) / 2 passes a rule. Loading the model and recording the text are not counted.
@@ -119,7 +119,12 @@ def show(runs: list[Sweep], rules: list[LayerRule]) -> None:
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=512, help="of the text; half is scored")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=513,
+        help="of the text: rows and the last one's target; half is scored",
+    )
     parser.add_argument("--rules", nargs="+", default=list(RULES))
     parser.add_argument("--heads", action="store_true", help="each KV head alone as well")
     parser.add_argument("--repeats", type=int, default=3)

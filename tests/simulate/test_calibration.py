@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tracekit import schema
 from tracekit.errors import TraceError, UsageError
+from tracekit.measure.weighted import median, pearson, ranks, spearman
 from tracekit.progress import Silent
 from tracekit.record.options import RecordOptions
 from tracekit.record.probe_options import ProbeOptions
@@ -23,15 +24,10 @@ from tracekit.record.recorder import record
 from tracekit.simulate.calibration import (
     KL_ENDS,
     PowerLaw,
-    _median,
-    _pearson,
-    _ranks,
-    _spearman,
     calibration,
-    calibration_cells,
-    choose_calibrated,
     fit,
 )
+from tracekit.simulate.calibration_cells import calibration_cells, choose_calibrated
 from tracekit.simulate.plan import LEVELS, make_plan
 from tracekit.simulate.run import simulate
 
@@ -184,11 +180,11 @@ def test_weighted_statistics_equal_loops_over_values_written_out(
     x_N, y_N, weight_N = (np.array(one, dtype=float) for one in zip(*some, strict=True))
     x = [float(a) for a, _, count in some for _ in range(count)]
     y = [float(b) for _, b, count in some for _ in range(count)]
-    ranks_N, is_there_N = _ranks(x_N, weight_N[None])[0], weight_N > 0
+    ranks_N, is_there_N = ranks(x_N, weight_N[None])[0], weight_N > 0
     wanted = dict(zip(x, slow_ranks(x), strict=True))
     assert ranks_N[is_there_N].tolist() == [wanted[one] for one in x_N[is_there_N]]
-    assert _median(x_N, weight_N[None])[0] == np.median(x)
-    for fast, slow in ((_spearman, slow_spearman), (_pearson, slow_pearson)):
+    assert median(x_N, weight_N[None])[0] == np.median(x)
+    for fast, slow in ((spearman, slow_spearman), (pearson, slow_pearson)):
         assert fast(x_N, y_N, weight_N[None])[0] == pytest.approx(slow(x, y), nan_ok=True)
 
 

@@ -21,7 +21,7 @@ from tracekit.schema import (
     VOCAB_RESULTS,
     Table,
 )
-from tracekit.simulate.calibration import calibration_cells
+from tracekit.simulate.calibration_cells import calibration_cells
 from tracekit.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tracekit import schema
 from tracekit.measure.stats import MIN_SEQUENCES
+from tracekit.measure.weighted import line, median, median_factor, pearson, quotient, spearman
+from tracekit.simulate.calibration_cells import ESTIMATES, calibration_cells, counted_cells
+from tracekit.simulate.pairs import Pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,11 +31,6 @@ MIN_CELLS = 3
 
 KL_ENDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Upper ends (exclusive) of the buckets of the predicted KL, nats a token."""
-
-ESTIMATES = {"predicted": "kl_predicted_nats", "local": "output_error"}
-"""By level, the column that is held against the propagated KL."""
-
-_FLAT = 1e-20  # A variance of logarithms or ranks below this is rounding.
 
 
 @dataclass(frozen=True)
@@ -55,71 +53,6 @@ class Calibration:
 
     columns: dict[str, list[Any]]
     law: PowerLaw | None
-
-
-def choose_calibrated(sequences: pd.DataFrame, count: int, seed: int) -> tuple[str, ...]:
-    """Return sequences with influence probes, drawn by seed and spread evenly over domains.
-
-    Parameters
-    ----------
-    sequences
-        Rows of ``schema.SEQUENCES``.
-    count
-        Sequences wanted; where there are fewer, all of them are returned.
-    seed
-        Of the draw.
-
-    Returns
-    -------
-    tuple
-        Their ids, in the order of the trace. No domain has two more than another that has any left.
-    """
-    there = sequences[sequences["probed_from"].notna()]
-    drawn = there.iloc[np.random.default_rng(seed).permutation(len(there))]
-    # The first sequence drawn of each domain, then the second of each ...
-    turn = drawn.groupby("domain", observed=True, dropna=False).cumcount().to_numpy()
-    picked = set(drawn["sequence_id"].iloc[np.argsort(turn, kind="stable")[:count]])
-    return tuple(str(name) for name in there["sequence_id"] if name in picked)
-
-
-def calibration_cells(kv: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells that have all three levels: a policy on a sequence.
-
-    Parameters
-    ----------
-    kv
-        Rows of ``schema.KV_RESULTS``; those of all layers and all steps together are used.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row a cell, sorted: ``sequence_id``, ``policy``, ``family``, ``target_frac``,
-        ``is_bound`` (looks at later rows), ``is_idle`` (changes nothing), ``kl_nats``,
-        ``noise_kl_nats``, ``kl_predicted_nats`` (nats a token), ``output_error``, all float64, and
-        ``has_log`` (the propagated KL is above the noise floor, the prediction above 0).
-    """
-    of_all = (kv["layer"] == schema.ALL) & (kv["kv_head"] == schema.ALL)
-    whole = kv[of_all & (kv["steps"] == schema.ANY)].astype({"sequence_id": str, "policy": str})
-    own = ["family", "target_frac", "causal", "is_idle", "kl_nats", "noise_kl_nats"]
-    names = {"propagated": own} | {level: [name] for level, name in ESTIMATES.items()}
-    propagated, predicted, local = (
-        whole[whole["level"] == level].set_index(["sequence_id", "policy"])[columns]
-        for level, columns in names.items()
-    )
-    cells = propagated.join([predicted, local], how="inner").sort_index().reset_index()
-    numbers = ["kl_nats", "noise_kl_nats", *ESTIMATES.values()]
-    cells = cells.astype({**dict.fromkeys(numbers, np.float64), "causal": bool, "is_idle": bool})
-    cells = cells.dropna(subset=["kl_nats", *ESTIMATES.values()]).fillna({"noise_kl_nats": 0.0})
-    cells["is_bound"] = ~cells.pop("causal")
-    cells["is_idle"] |= cells["output_error"] == 0  # the full cache
-    above = cells["kl_nats"] > cells["noise_kl_nats"]
-    cells["has_log"] = above & (cells["kl_predicted_nats"] > 0)
-    return cells.reset_index(drop=True)
-
-
-def counted_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells that are evidence: bounds that look ahead and idle policies are none."""
-    return cells[~cells["is_bound"] & ~cells["is_idle"]]
 
 
 def calibration(kv: pd.DataFrame, *, seed: int) -> Calibration:
@@ -157,7 +90,7 @@ def calibration(kv: pd.DataFrame, *, seed: int) -> Calibration:
 def fit(kl_predicted: ArrayLike, kl_propagated: ArrayLike) -> PowerLaw | None:
     """Return the law by least squares on logarithms of N cells; None where none rises."""
     x_N, y_N = (np.log(np.asarray(one, np.float64)) for one in (kl_predicted, kl_propagated))
-    (a,), (b,) = _line(x_N, y_N, np.ones((1, len(x_N))))
+    (a,), (b,) = line(x_N, y_N, np.ones((1, len(x_N))))
     return PowerLaw(float(a), float(b)) if b > 0 else None
 
 
@@ -183,11 +116,11 @@ def _counts(cells: pd.DataFrame) -> Iterator[dict[str, Any]]:
 def _agreement(cells: pd.DataFrame, name: str, seed: int) -> Iterator[dict[str, Any]]:
     """Yield how well one estimate orders the cells, and how straight it is on logarithms."""
     sequence_N, x_N, y_N = (cells[one].to_numpy() for one in ("sequence_id", name, "kl_nats"))
-    yield _row("spearman", "all", sequence_N, partial(_spearman, x_N, y_N), seed)
+    yield _row("spearman", "all", sequence_N, partial(spearman, x_N, y_N), seed)
     yield from _within(cells, name, seed)
     has_log = cells["has_log"].to_numpy(dtype=bool) & (x_N > 0)
     logs = (np.log(one[has_log]) for one in (x_N, y_N))
-    yield _row("log_pearson", "all", sequence_N[has_log], partial(_pearson, *logs), seed)
+    yield _row("log_pearson", "all", sequence_N[has_log], partial(pearson, *logs), seed)
     yield from _ordered(cells, name, seed)
 
 
@@ -195,11 +128,11 @@ def _within(cells: pd.DataFrame, name: str, seed: int) -> Iterator[dict[str, Any
     """Yield the mean over sequences of the rank correlation within each, and the lowest."""
     found: dict[str, tuple[float, int]] = {}
     for one, part in cells.groupby("sequence_id"):
-        rho = _spearman(part[name].to_numpy(), part["kl_nats"].to_numpy(), np.ones((1, len(part))))
+        rho = spearman(part[name].to_numpy(), part["kl_nats"].to_numpy(), np.ones((1, len(part))))
         if len(part) >= MIN_CELLS and not np.isnan(rho[0]):
             found[str(one)] = float(rho[0]), len(part)
     rho_S = np.array([rho for rho, _ in found.values()])
-    row = _row("spearman_within", "mean", list(found), partial(_ratio, rho_S, 1.0), seed)
+    row = _row("spearman_within", "mean", list(found), partial(quotient, rho_S, 1.0), seed)
     yield row | {"num_cells": sum(count for _, count in found.values())}
     if found:
         lowest = min(found, key=lambda one: found[one])
@@ -216,7 +149,7 @@ def _within(cells: pd.DataFrame, name: str, seed: int) -> Iterator[dict[str, Any
 def _ordered(cells: pd.DataFrame, name: str, seed: int) -> Iterator[dict[str, Any]]:
     """Yield the share of pairs that are ordered rightly, and how many pairs are of each kind."""
     pairs = [
-        _Pairs.of(str(group[0]), part[name], part["kl_nats"], part["noise_kl_nats"])
+        Pairs.of(str(group[0]), part[name], part["kl_nats"], part["noise_kl_nats"])
         for group, part in cells.groupby(["sequence_id", "target_frac"])
     ]
     used = [one for one in pairs if one.num_counted]
@@ -224,7 +157,7 @@ def _ordered(cells: pd.DataFrame, name: str, seed: int) -> Iterator[dict[str, An
         np.array([getattr(one, field) for one in used], np.float64)
         for field in ("num_right", "num_counted")
     )
-    share = partial(_ratio, right_P, counted_P)
+    share = partial(quotient, right_P, counted_P)
     row = _row("pairs_ordered", "all", [one.sequence_id for one in used], share, seed)
     row["num_cells"] = sum(one.num_cells for one in used)
     yield row
@@ -243,47 +176,23 @@ def _ordered(cells: pd.DataFrame, name: str, seed: int) -> Iterator[dict[str, An
         }
 
 
-class _Pairs(NamedTuple):
-    """Pairs of policies of one target on one sequence, by what can be said of their order."""
-
-    sequence_id: str
-    num_cells: int
-    num_right: int
-    num_counted: int
-    num_tied: int
-    num_near: int
-
-    @classmethod
-    def of(cls, sequence_id: str, told: ArrayLike, kl: ArrayLike, noise: ArrayLike) -> _Pairs:
-        """Count the pairs of N cells."""
-        told_N, kl_N, noise_N = (np.asarray(one, np.float64) for one in (told, kl, noise))
-        i, j = np.triu_indices(len(kl_N), 1)
-        change_P, told_P = kl_N[i] - kl_N[j], told_N[i] - told_N[j]
-        is_tied = (change_P == 0) | (told_P == 0)
-        is_near = ~is_tied & (np.abs(change_P) <= np.maximum(noise_N[i], noise_N[j]))
-        is_counted = ~is_tied & ~is_near
-        is_right = is_counted & ((change_P > 0) == (told_P > 0))
-        counts = (int(one.sum()) for one in (is_right, is_counted, is_tied, is_near))
-        return cls(sequence_id, len(kl_N), *counts)
-
-
 def _size(cells: pd.DataFrame, seed: int) -> Iterator[dict[str, Any]]:
     """Yield by how much predictions of cells that have a logarithm run low, and what a law mends."""
     sequence_N = cells["sequence_id"].to_numpy()
     predicted_N, kl_N = (cells[name].to_numpy() for name in ("kl_predicted_nats", "kl_nats"))
     times_N, bucket_N = kl_N / predicted_N, np.digitize(predicted_N, KL_ENDS)
     name = "propagated_over_predicted"
-    yield _row(name, "all", sequence_N, partial(_median, times_N), seed)
+    yield _row(name, "all", sequence_N, partial(median, times_N), seed)
     for bucket in np.unique(bucket_N):
         of = bucket_N == bucket
-        yield _row(name, _bucket(bucket), sequence_N[of], partial(_median, times_N[of]), seed)
+        yield _row(name, _bucket(bucket), sequence_N[of], partial(median, times_N[of]), seed)
     x_N, y_N = np.log(predicted_N), np.log(kl_N)
-    yield _row("power_law_a", "all", sequence_N, lambda w_RN: _line(x_N, y_N, w_RN)[0], seed)
-    yield _row("power_law_b", "all", sequence_N, lambda w_RN: _line(x_N, y_N, w_RN)[1], seed)
+    yield _row("power_law_a", "all", sequence_N, lambda w_RN: line(x_N, y_N, w_RN)[0], seed)
+    yield _row("power_law_b", "all", sequence_N, lambda w_RN: line(x_N, y_N, w_RN)[1], seed)
     corrected_N = _left_out(x_N, y_N, sequence_N)
     there = ~np.isnan(corrected_N)
     for group, told_N in (("as predicted", x_N), ("corrected", corrected_N)):
-        factor = partial(_median_factor, np.abs(y_N - told_N)[there])
+        factor = partial(median_factor, np.abs(y_N - told_N)[there])
         yield _row("left_out_factor", group, sequence_N[there], factor, seed)
 
 
@@ -299,7 +208,7 @@ def _bucket(number: int) -> str:
 def _left_out(x_N: np.ndarray, y_N: np.ndarray, sequence_N: np.ndarray) -> np.ndarray:
     """Return each cell's logarithm by the law of all other sequences; NaN where they have none."""
     names, code_N = np.unique(sequence_N.astype(str), return_inverse=True)
-    a_S, b_S = _line(x_N, y_N, (1 - np.eye(len(names)))[:, code_N])
+    a_S, b_S = line(x_N, y_N, (1 - np.eye(len(names)))[:, code_N])
     told_N: np.ndarray = a_S[code_N] + b_S[code_N] * x_N
     return told_N
 
@@ -338,66 +247,3 @@ def _row(
         low, high = np.quantile(drawn, [0.025, 0.975], method="inverted_cdf")
         row |= {"low": float(low), "high": float(high)}
     return row
-
-
-def _ratio(over_N: np.ndarray, under_N: np.ndarray | float, weight_RN: np.ndarray) -> np.ndarray:
-    """Return the weighted sum of one number over that of another."""
-    made: np.ndarray = (weight_RN * over_N).sum(1) / (weight_RN * under_N).sum(1)
-    return made
-
-
-def _median(value_N: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
-    """Return the medians of values that stand as often as their weights say."""
-    order = np.argsort(value_N, kind="stable")
-    below_RN = np.cumsum(weight_RN[:, order], axis=1)
-    half_R = below_RN[:, -1:] / 2
-    low_R, high_R = (below_RN >= half_R).argmax(1), (below_RN > half_R).argmax(1)
-    made: np.ndarray = (value_N[order][low_R] + value_N[order][high_R]) / 2
-    return made
-
-
-def _median_factor(log_N: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
-    """Return the medians of logarithms, as factors."""
-    made: np.ndarray = np.exp(_median(log_N, weight_RN))
-    return made
-
-
-def _ranks(value_N: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
-    """Return average ranks [R, N] of values that stand as often as their weights say."""
-    distinct, code_N = np.unique(value_N, return_inverse=True)
-    order = np.argsort(code_N, kind="stable")
-    starts = np.searchsorted(code_N[order], np.arange(len(distinct)))
-    weight_RU = np.add.reduceat(weight_RN[:, order], starts, axis=1)
-    ranks: np.ndarray = (np.cumsum(weight_RU, axis=1) - (weight_RU - 1) / 2)[:, code_N]
-    return ranks
-
-
-def _spearman(x_N: np.ndarray, y_N: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
-    return _pearson(_ranks(x_N, weight_RN), _ranks(y_N, weight_RN), weight_RN)
-
-
-def _pearson(x: np.ndarray, y: np.ndarray, weight_RN: np.ndarray) -> np.ndarray:
-    """Return weighted correlations of [N] or [R, N]; NaN where one does not vary."""
-    _, _, xx_R, xy_R, yy_R = _moments(x, y, weight_RN)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        made: np.ndarray = xy_R / np.sqrt(xx_R * yy_R)
-    return made
-
-
-def _line(x: np.ndarray, y: np.ndarray, weight_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return intercepts and slopes of weighted least squares; NaN where ``x`` does not vary."""
-    x_R, y_R, xx_R, xy_R, _ = _moments(x, y, weight_RN)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        b_R = xy_R / xx_R
-    return y_R - b_R * x_R, b_R
-
-
-def _moments(x: np.ndarray, y: np.ndarray, weight_RN: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return weighted means and (co)variances xx, xy, yy; what rounding leaves of none is NaN."""
-    with np.errstate(invalid="ignore"):  # the only sequence, left out, has no others
-        share_RN = weight_RN / weight_RN.sum(1, keepdims=True)
-    x_R, y_R = ((share_RN * one).sum(1, keepdims=True) for one in (x, y))
-    dx, dy = x - x_R, y - y_R
-    xx_R, xy_R, yy_R = ((share_RN * one).sum(1) for one in (dx * dx, dx * dy, dy * dy))
-    xx_R, yy_R = (np.where(one > _FLAT, one, np.nan) for one in (xx_R, yy_R))
-    return x_R[:, 0], y_R[:, 0], xx_R, xy_R, yy_R

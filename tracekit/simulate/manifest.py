@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracekit import schema
-from tracekit.simulate.calibration import choose_calibrated
+from tracekit.simulate.calibration_cells import choose_calibrated
 
 if TYPE_CHECKING:
     import pandas as pd

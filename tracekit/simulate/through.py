@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from tracekit.errors import ModelError
 from tracekit.kv.engine import NEVER
 from tracekit.kv.entries import Entries, entries_of_history
 from tracekit.kv.parse import parse
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 HALF = 1e-4
 """Rounding above which a type is one of half precision."""
+
+LOOSE, ROUNDINGS = 1e-2, 32
+"""Part by which hidden states of later rows alone may differ from the whole run's: of their norm,
+or in roundings of the model's type, whichever is more."""
 
 MOST_ROWS = 4096
 """Rows that are run side by side: amounts of a family are runs of one batch up to this."""
@@ -103,7 +108,9 @@ class _AfterPoint:
         self._rounding = torch.finfo(getattr(torch, rerun.run.spec.dtype)).eps
         # The full cache through the same path: how much of a result is the path itself.
         full = Pruned(rerun.run, Family((parse(f"full:at={point}"),)), rerun.setting)
-        self._floor = scored.compare(drive(rerun.run, full, point)[0])
+        hidden_RE = drive(rerun.run, full, point)[0]
+        _refuse_unlike(rerun.run, hidden_RE, max(LOOSE, ROUNDINGS * self._rounding))
+        self._floor = scored.compare(hidden_RE)
 
     def tables(self, family: Sequence[Policy]) -> Tables:
         """Return the rows of the policies of a family."""
@@ -189,6 +196,17 @@ class _Held:
     evicted_at_NLGT: np.ndarray
     is_clipped_N: np.ndarray
     is_clamped_N: np.ndarray
+
+
+def _refuse_unlike(run: FullRun, hidden_RE: torch.Tensor, most: float) -> None:
+    """Raise ``ModelError`` if later rows under the full cache are not those of the whole run."""
+    full_RE = run.hidden_TE[-len(hidden_RE) :].double()
+    if (hidden_RE.double() - full_RE).norm() > most * full_RE.norm():
+        msg = (
+            f"{run.spec.name} holds a state that is no cache entry: its later rows depend on more "
+            "than keys and values, so eviction cannot be run inside it; use --level local."
+        )
+        raise ModelError(msg)
 
 
 def _drive(run: FullRun, pruned: Pruned) -> torch.Tensor:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tracekit.simulate.calibration import choose_calibrated
+from tracekit.simulate.calibration_cells import choose_calibrated
 from tracekit.simulate.plan import LEVELS
 from tracekit.simulate.questions import questions
 

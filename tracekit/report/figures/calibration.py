@@ -11,7 +11,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from tracekit.report.figures.canvas import INK, REFERENCE, Style, draw, label_ends, styles
 from tracekit.report.figures.figure import Drawing
 from tracekit.report.formats import count, number
-from tracekit.simulate.calibration import PowerLaw, counted_cells
+from tracekit.simulate.calibration import PowerLaw
+from tracekit.simulate.calibration_cells import counted_cells
 
 if TYPE_CHECKING:
     import pandas as pd
