@@ -254,7 +254,7 @@ def test_every_command_and_flag_is_known() -> None:
             ]
         ),
         "report": ["--json", "--out", "-o", "results"],
-        "show": ["--json", "--sequence", "folder"],
+        "show": ["--group", "--json", "--policy", "--sequence", "folder"],
         "simulate": sorted(
             [
                 "trace",

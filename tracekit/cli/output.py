@@ -51,3 +51,10 @@ def number(value: Any, digits: int = 3) -> str:
     if value is None or value != value:  # noqa: PLR0124 NaN is not itself
         return "-"
     return f"{value:.{digits}g}" if isinstance(value, float) else f"{value}"
+
+
+def range_text(mean: float | None, low: float | None, high: float | None) -> str:
+    """Return a mean with the interval around it, if there is one."""
+    if low is None or high is None:
+        return number(mean)
+    return f"{number(mean)} [{number(low)}, {number(high)}]"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from typing import TYPE_CHECKING, Any
 
+from tracekit.cli.calibration import calibration_table, trust
+from tracekit.cli.output import range_text
 from tracekit.schema import ANY, CALIBRATION, RECOMMENDED, RESULTS_VERSION, STACKING, SUMMARY
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ _STACKED = {
     "propagated": ("kl_nats", "perplexity_bound", "a change of perplexity of"),
 }
 """By level: the measure of stacking that adds up if independent, and the bound of its rule."""
-
-_COUNTS = ("cells", "pairs")
-"""Statistics of a calibration that only count."""
 
 _PLAIN = (
     *("kept_frac", "read_frac", "cost_frac", "hit_frac"),
@@ -74,7 +72,7 @@ def read_results(folder: Path) -> tuple[dict[str, Any], str]:
     parts = [f"{folder}: {len(run['sequences'])} sequences of {run['trace']['path']}"]
     parts += [f"failed {one['cell']}: {one['why']}" for one in run["failed"]]
     parts += [text for kind in _KINDS if (text := _summary(rows, *kind))]
-    parts += [_calibration(calibration), _trust(calibration)] if calibration else []
+    parts += [calibration_table(calibration), trust(calibration)] if calibration else []
     parts += [text for level in _STACKED if (text := _stacking(stacking, level))]
     parts += [_recommended(recommended)] if recommended else []
     data = {
@@ -132,79 +130,6 @@ def _name(name: str, row: dict[str, Any]) -> str:
     return f"{name} (bound)" if row["causal"] is False else name
 
 
-def _calibration(rows: list[dict[str, Any]]) -> str:
-    """Return how far estimates agree with what was propagated, and what was left out."""
-    from tracekit.cli.output import table
-
-    cells = [
-        [
-            row["statistic"],
-            row["level"],
-            row["group"],
-            _range(row["value"], row["low"], row["high"]),
-            str(row["num_cells"]),
-            str(row["num_sequences"]),
-        ]
-        for row in rows
-        if row["statistic"] not in _COUNTS
-    ]
-    count = {
-        (row["level"], row["group"]): int(row["value"])
-        for row in rows
-        if row["statistic"] in _COUNTS
-    }
-    pairs = " and ".join(
-        f"{count[level, 'tied'] + count[level, 'near noise']} ({level})"
-        for level in ("predicted", "local")
-    )
-    title = (
-        f"calibration against level propagated on {count[None, 'all']} cells (policy, sequence); "
-        f"left out: {count[None, 'bound']} of bounds, {count[None, 'idle']} that change nothing; of "
-        f"logarithms: {count[None, 'no logarithm']} at the noise floor or foretold as 0; of pairs, "
-        f"tied or nearer than the noise: {pairs}"
-    )
-    columns = ["statistic", "level", "group", "value", "cells", "sequences"]
-    return table(title, columns, cells)
-
-
-def _trust(rows: list[dict[str, Any]]) -> str:
-    """Return in a sentence how far predictions can be trusted."""
-    from tracekit.cli.output import WIDTH, number
-
-    of = {(row["statistic"], row["group"]): row for row in rows if row["level"] == "predicted"}
-    whole = of["spearman", "all"]
-    rho = _range(whole["value"], whole["low"], whole["high"])
-    text = (
-        f"predicted is an estimate: on {whole['num_sequences']} sequences ({whole['num_cells']} "
-        f"cells) its Spearman correlation with propagated KL is {rho}"
-    )
-    for (statistic, group), row in of.items():
-        if statistic == "spearman_lowest":
-            text += f" (lowest within a sequence: {number(row['value'])}, {group})"
-    times = [row for row in rows if row["statistic"] == "propagated_over_predicted"]
-    if times[0]["value"] is not None:
-        # Buckets ascend: the last one is where predictions are largest.
-        text += "".join(f"; {_off(row)}" for row in (times[0], times[-1]))
-    after = of["left_out_factor", "corrected"]
-    if after["value"] is not None:
-        before = of["left_out_factor", "as predicted"]
-        text += (
-            f". On sequences left out of the fit it is off by a factor of {number(before['value'])} "
-            f"in the median, by {number(after['value'])} after the power law"
-        )
-    return textwrap.fill(text + ".", WIDTH)
-
-
-def _off(row: dict[str, Any]) -> str:
-    """Return by how much a bucket of predictions runs low or high."""
-    from tracekit.cli.output import number
-
-    value = row["value"]
-    way, factor = ("low", value) if value >= 1 else ("high", 1 / value)
-    where = "in the median" if row["group"] == "all" else f"where it is {row['group']} nats a token"
-    return f"it runs {way} by a factor of {number(factor)} {where}"
-
-
 def _stacking(rows: list[dict[str, Any]], level: str) -> str | None:
     """Return what eviction and transform cost alone and together; None if nothing was stacked."""
     from tracekit.cli.output import number, table
@@ -218,7 +143,7 @@ def _stacking(rows: list[dict[str, Any]], level: str) -> str | None:
             _short(row["policy"]),
             number(row["kept_frac"]),
             *(number(row[f"{one}_mean"]) for one in ("eviction", "transform", "together")),
-            _range(row["interaction"], row["low"], row["high"]),
+            range_text(row["interaction"], row["low"], row["high"]),
             {True: "do not stack", False: "may be stacked", None: "-"}[row[f"exceeds_{bound}"]],
             str(row["n"]),
         ]
@@ -249,7 +174,7 @@ def _recommended(rows: list[dict[str, Any]]) -> str:
     cells = [
         [
             str(row["layer"]),
-            _range(row["kept_frac"], row["low"], row["high"]),
+            range_text(row["kept_frac"], row["low"], row["high"]),
             *(number(row[one]) for one in evidence),
             str(row["n"]),
         ]
@@ -275,12 +200,4 @@ def _interval(row: dict[str, Any] | None) -> str:
         return "-"
     if row["measure"] in _PLAIN:
         return number(row["mean"])
-    return _range(row["mean"], row["low"], row["high"])
-
-
-def _range(mean: float | None, low: float | None, high: float | None) -> str:
-    from tracekit.cli.output import number
-
-    if low is None or high is None:
-        return number(mean)
-    return f"{number(mean)} [{number(low)}, {number(high)}]"
+    return range_text(row["mean"], row["low"], row["high"])
