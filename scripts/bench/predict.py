@@ -27,9 +27,11 @@ import pandas as pd
 from common import MODEL, ROOT, about
 
 from tracekit import TextSource, Trace, load_model, make_plan, record_trace, simulate_trace
+from tracekit.measure.stats import paired_difference
 from tracekit.record.options import RecordOptions
 from tracekit.record.probe_options import ProbeOptions
-from tracekit.simulate.calibration import calibration, calibration_cells, counted_cells
+from tracekit.simulate.calibration import calibration
+from tracekit.simulate.calibration_cells import calibration_cells, counted_cells
 
 POLICIES = (
     "random",
@@ -163,6 +165,21 @@ def by_policy(cells: pd.DataFrame) -> pd.DataFrame:
     return shares.assign(times=times).sort_values("right")
 
 
+def remarks(found: list[Text]) -> list[str]:
+    """Return by how much more pairs are ordered rightly than locally, and where they are not."""
+    told, local = (
+        np.array([getattr(one.agreement, name) for one in found])
+        for name in ("pairs_ordered", "pairs_ordered_local")
+    )
+    more = paired_difference(told, local, seed=0)
+    ends = "" if more.low is None else f" [{more.low:+.3f}, {more.high:+.3f}]"
+    worse = [one.name for one, is_more in zip(found, told > local, strict=True) if not is_more]
+    return [
+        f"pairs ordered rightly, above local error: {more.mean:+.3f}{ends}, mean over texts",
+        f"texts on which it is not above: {', '.join(worse) or 'none'}",
+    ]
+
+
 def failures(whole: Agreement, found: list[Text]) -> list[str]:
     """Return the bounds that are missed."""
     missed = []
@@ -254,22 +271,19 @@ def measure(folder: Path, options: argparse.Namespace) -> int:
     print(f"probes in blocks of {BLOCK_ROWS} rows; {about()}; ", end="")
     print(f"{recorded - start:.0f} s to record, {simulated - recorded:.0f} s for three levels")
     show(kv, whole, found, markdown=options.markdown)
+    print("\n".join(remarks(found)))
     print("\n".join(f"MISSED: {one}" for one in missed) or "all bounds hold")
     if options.json:
         data = {
-            "policies": options.policies,
-            "kept": options.kept,
             "block_rows": BLOCK_ROWS,
             "about": about(),
             "all": asdict(whole),
             "texts": [asdict(one) for one in found],
-            "by_policy": by_policy(counted_cells(calibration_cells(kv))).to_dict("index"),
             "calibration": json.loads(statistics(kv).to_json(orient="records")),
+            "cells": json.loads(calibration_cells(kv).to_json(orient="records")),
             "missed": missed,
         }
         options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    if options.cells:
-        calibration_cells(kv).to_csv(options.cells, index=False)
     return int(bool(missed))
 
 
@@ -282,8 +296,7 @@ def main() -> int:
     parser.add_argument("--probes", type=int, default=8)
     parser.add_argument("--trace", type=Path, help="a trace with probes; default: record one")
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--json", type=Path, help="write all statistics here")
-    parser.add_argument("--cells", type=Path, help="write the cells here, as CSV")
+    parser.add_argument("--json", type=Path, help="write statistics and cells here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         return measure(Path(folder), options)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiny
 from tracekit.cli.app import main
 
 PROGRAM = Path(sys.executable).with_name("tracekit")
@@ -117,6 +118,14 @@ def test_settings_that_differ_are_named(
         (["simulate", "TRACE", "--explain", "plain#0"], 2, "SEQUENCE,LAYER,HEAD"),
         (["simulate", "TRACE", "-o", "OUT", "--sizes", "many"], 2, "--sizes takes numbers"),
         (["simulate", "TRACE", "-o", "OUT", "--level", "propagate"], 2, "unknown level"),
+        (["simulate", "TRACE", "-o", "OUT", "--convention", "llama"], 2, "no convention 'llama'"),
+        (["simulate", "TRACE", "-o", "OUT", "--rule", "rows:0.1"], 2, "go with --layers"),
+        (["simulate", "TRACE", "-o", "OUT", "--layers", "--rule", "rows:9"], 2, "(0, 1]"),
+        (
+            ["simulate", "TRACE", "-o", "OUT", "--layers", "--fit-budget", "b.json"],
+            2,
+            "from one policy at several amounts",
+        ),
         (["report", "FOREIGN", "-o", "OUT.html"], 3, "FOREIGN"),
         (["show", "FOREIGN"], 3, "is no trace"),
         (["validate", "FOREIGN"], 3, "is no trace"),
@@ -145,6 +154,62 @@ def test_bad_input_gets_one_sentence_and_its_exit_code(
     if code != 2:
         assert len(err.strip().splitlines()) == 1
     assert (foreign / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("asked", [("--level", "propagated", "--kv", "h2o"), ("--layers",)])
+def test_another_model_than_the_traces_ends_it_with_one_sentence(
+    here: Here, trace_folder: Path, tmp_path: Path, asked: tuple[str, ...]
+) -> None:
+    other = tmp_path / "other"
+    tiny.model(seed=5).save_pretrained(other)
+    tiny.tokenizer().save_pretrained(other)
+    flags = ("simulate", trace_folder, "-o", tmp_path / "r", *asked)
+    _, said = here.run(*flags, "--model", other, code=4)
+    assert said.count("is not the model of the trace") == 1
+    assert said.strip().splitlines()[-1].startswith("tracekit: ")
+    _, said = here.run(*flags, "--model", tmp_path / "nowhere", code=3)
+    assert said.count("nowhere") == 1
+
+
+def test_a_point_that_no_sequence_has_ends_it_with_one_sentence(
+    here: Here, trace_folder: Path, tmp_path: Path
+) -> None:
+    flags = ("simulate", trace_folder, "-o", tmp_path / "r", "--level", "propagated")
+    _, said = here.run(*flags, "--kv", "h2o:kept=0.5,at=4000", code=3)
+    assert "nothing of this applies to any sequence" in said.strip().splitlines()[-1]
+
+
+def test_policies_are_run_inside_the_model(here: Here, trace_folder: Path, tmp_path: Path) -> None:
+    flags = ("simulate", trace_folder, "-o", tmp_path / "r", "--level", "propagated")
+    kv = ("--kv", "h2o:every=4", "--kv", "full", "--kept", "0.3,0.6")
+    done = json.loads(here.run(*flags, *kv, "--json")[0])
+    assert (done["num_computed"], done["failed"]) == (2 * 5, [])
+    for name in ("kv", "logits", "logit_stats"):
+        assert (tmp_path / "r" / f"{name}.parquet").exists()
+    said, _ = here.run(*flags, *kv, "--convention", "llama.cpp")
+    assert "10 cells computed" in said
+    assert here.run("report", tmp_path / "r", "-o", tmp_path / "report.html")[0]
+    _, said = here.run(*flags, "--kv", "influence:kept=0.3", code=5)
+    assert "influence probes" in said
+    assert said.strip().splitlines()[-1].startswith("tracekit: 5 cells failed")
+
+
+def test_layers_are_swept_and_a_budget_is_fitted_from_them(
+    here: Here, trace_folder: Path, tmp_path: Path
+) -> None:
+    flags = ("simulate", trace_folder, "-o", tmp_path / "r", "--layers", "--kept", "0.2,0.5")
+    budget = tmp_path / "budget.json"
+    fit = ("--rule", "snapkv:window=4", "--fit-budget", budget, "--fit-kept", 0.4)
+    done = json.loads(here.run(*flags, "--rule", "rows:0.1", *fit, "--json")[0])
+    assert (done["num_computed"], done["failed"]) == (5, [])
+    assert "layers=heads_file" in done["fitted"]
+    assert len(json.loads(budget.read_text())) == 4
+    said, _ = here.run(*flags, "--rule", "rows:0.1", *fit)
+    assert "5 found" in said
+    assert "rows:0.1" in said
+    policy = f"snapkv:kept=0.4,window=4,layers=heads_file,file={budget},head_floor=0.0"
+    again = ("simulate", trace_folder, "-o", tmp_path / "r", "--kv", policy)
+    assert "5 cells computed" in here.run(*again, "--level", "propagated")[0]
 
 
 def test_a_skipped_prompt_is_named_and_the_exit_code_says_so(

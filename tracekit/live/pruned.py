@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tracekit.kv.policy import Policy
     from tracekit.kv.replay import Family, Setting
     from tracekit.kv.scorer import Scorer
+    from tracekit.kv.view import Future
     from tracekit.live.run import FullRun
     from tracekit.spec import LayerSpec, ModelSpec
 
@@ -180,7 +182,7 @@ class Pruned:
             seed=setting.seed,
             rope=reference.rope,
             template_T=setting.template(reference.num_rows),
-            future=reference.future,
+            future=_repeated(reference.future, num_runs),
         )
         accumulators = self._policy.scorer.needs.accumulated
         accumulated = reference.accumulated(accumulators, self.first_row)
@@ -214,6 +216,13 @@ class _SideBySide:
     def entries(self, num_tokens: int, layers: Sequence[int]) -> torch.Tensor:
         """Return int64 [1, B, G]."""
         return self._allotment.entries(num_tokens, layers[:1]).transpose(0, 1)
+
+
+def _repeated(future: Future, num_runs: int) -> Future:
+    """Return the rows to come of one layer as those of so many layers, which they all are."""
+    names = ("query_LHTD", "key_LGTD", "value_LGTD", "influence_LPHRD")
+    rows = ((name, getattr(future, name)) for name in names)
+    return replace(future, **{name: one.expand(num_runs, *one.shape[1:]) for name, one in rows})
 
 
 def _owners(spec: ModelSpec) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,15 +66,22 @@ def make_sweep(
     Raises
     ------
     UsageError
-        If a rule does not exist, or a budget is to be fitted but no policy has several amounts.
+        If a rule does not exist, or a budget is to be fitted but not one policy alone has several
+        amounts.
     """
     made: dict[str, LayerRule] = {}
     for text in rules or RULES:
         for rule in _rules(text, kept):
             made[rule.text] = rule
-    if fit_to is not None and sum(not text.startswith(ROWS) for text in made) < 2:
-        msg = "a budget is fitted from a policy at several amounts: add --rule snapkv, say."
-        raise UsageError(msg)
+    if fit_to is not None:
+        amounts = Counter(parse(text).family for text in made if not text.startswith(ROWS))
+        curves = [family for family, number in amounts.items() if number > 1]
+        if len(curves) != 1:
+            msg = (
+                "a budget is fitted from one policy at several amounts, not from "
+                f"{', '.join(curves) or 'none'}: give --rule snapkv, say, with --kept 0.1,0.5."
+            )
+            raise UsageError(msg)
     return Sweep(rules=tuple(made.values()), heads=heads, fit_to=fit_to, fit_kept=fit_kept)
 
 

@@ -9,7 +9,15 @@ import pyarrow as pa
 from tracekit.errors import ModelError
 from tracekit.simulate.kv import replay_sequence
 from tracekit.simulate.predicted import predict_sequence
-from tracekit.simulate.question import FAILS, Answers, Question, Tables, all_or_each, sentence
+from tracekit.simulate.question import (
+    FAILS,
+    Answers,
+    Question,
+    Tables,
+    all_or_each,
+    seed_of,
+    sentence,
+)
 from tracekit.simulate.rerun import rerun
 from tracekit.simulate.stacks import why_no_layer
 from tracekit.simulate.through import run_through
@@ -53,7 +61,7 @@ class _KvQuestion(Question):
         return self._families[cell][0].layers.content
 
     def _seed(self, sequence: pd.Series[Any]) -> int:
-        return int(sequence["seed"]) ^ self._plan.seed
+        return seed_of(sequence, self._plan.seed)
 
     def _by_family(self, cells: Sequence[str], rows: Mapping[str, pa.Table]) -> dict[str, Tables]:
         """Return cells made of rows by policy text."""

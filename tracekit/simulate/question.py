@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from tracekit.errors import TracekitError
 
 if TYPE_CHECKING:
@@ -73,6 +75,12 @@ def all_or_each(
         answers.made |= one.made
         answers.failed |= one.failed
     return answers
+
+
+def seed_of(sequence: pd.Series[Any], seed: int) -> int:
+    """Return the seed of a plan on one sequence; imported sequences have none of their own."""
+    own = sequence["seed"]
+    return seed if np.isnan(own) else int(own) ^ seed
 
 
 def sentence(error: Exception) -> str:

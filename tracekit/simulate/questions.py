@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tracekit.simulate.attention import attention_rows
 from tracekit.simulate.layers import sweep_sequence
 from tracekit.simulate.levels import Local, Predicted, Propagated
-from tracekit.simulate.question import Answers, Question, Tables, all_or_each
+from tracekit.simulate.question import Answers, Question, Tables, all_or_each, seed_of
 from tracekit.simulate.recorded_model import RecordedModel
 from tracekit.simulate.vocab import VocabReplay
 
@@ -102,7 +102,7 @@ class Layers(Question):
                 sequence,
                 self._sweep.rules,
                 heads=self._sweep.heads,
-                seed=int(sequence["seed"]) ^ self._plan.seed,
+                seed=seed_of(sequence, self._plan.seed),
             )
             return {cell: {"layers": rows} for cell in some if rows.num_rows}
 

@@ -107,9 +107,9 @@ def rerun(
     if len(ids) < 2:
         return None
     most = len(loaded.model.get_input_embeddings().weight)
-    if not 0 <= min(ids) <= max(ids) < most:
+    if strange := [one for one in ids if not 0 <= one < most]:
         msg = (
-            f"{recorded.sequence_id} has token {max(ids)}, but {loaded.spec.name} has {most} of "
+            f"{recorded.sequence_id} has token {strange[0]}, but {loaded.spec.name} has {most} of "
             "them: the trace does not belong to this model."
         )
         raise InputError(msg)

@@ -47,8 +47,7 @@ class FutureError(Scorer):
     def score(self, view: View) -> torch.Tensor:
         """Return the sums, [N, L, G, K]; zeros if no row follows."""
         held_NLGK = view.held_NLGK
-        # One layer's rows may serve several caches, side by side along L.
-        value_LGTD = view.later.value_LGTD.double().expand(held_NLGK.shape[1], -1, -1, -1)
+        value_LGTD = view.later.value_LGTD.double()
         total_NLGK = value_LGTD.new_zeros(held_NLGK.shape)
         for _, weights_LGNMQK in view.later.weights(held_NLGK):
             value_LGKD = value_LGTD[..., : weights_LGNMQK.shape[-1], :]
