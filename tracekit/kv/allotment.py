@@ -43,6 +43,7 @@ class Allotment:
         shares: Sequence[Sequence[torch.Tensor]] | None = None,
     ) -> None:
         self._cache, self._kept, self._shares = cache, tuple(kept), shares
+        self._place_of = {one.index: place for place, one in enumerate(cache.layers)}
 
     def entries(self, num_tokens: int, layers: Sequence[int]) -> torch.Tensor:
         """Return the entries that layers of one shape may keep, int64 [N, L, G].
@@ -55,8 +56,7 @@ class Allotment:
             Numbers of the L layers.
         """
         budgets = [self._cache.tokens(kept, num_tokens) for kept in self._kept]
-        at = {one.index: place for place, one in enumerate(self._cache.layers)}
-        places = [at[layer] for layer in layers]
+        places = [self._place_of[layer] for layer in layers]
         num_heads = self._cache.layers[places[0]].num_kv_heads
         if self._shares is None:
             budget_N11 = torch.tensor(budgets)[:, None, None]

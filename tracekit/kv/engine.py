@@ -91,8 +91,8 @@ class Engine:
             (1, len(layers), layer.num_kv_heads, 0), dtype=torch.int32
         )
         self.num_decisions = 0
-        self._clipped_NL = torch.zeros((len(policies), len(layers)), dtype=torch.bool)
-        self._clamped_NL = self._clipped_NL.clone()
+        self._clipped: list[torch.Tensor] = []
+        self._clamped: list[torch.Tensor] = []
 
     @property
     def num_tokens(self) -> int:
@@ -125,12 +125,12 @@ class Engine:
     @property
     def is_clipped_NL(self) -> torch.Tensor:
         """Whether a budget was smaller than what was to be protected, on the CPU."""
-        return self._clipped_NL.cpu()
+        return self._any_NL(self._clipped)
 
     @property
     def is_clamped_NL(self) -> torch.Tensor:
         """Whether a budget was larger than what the full cache held, on the CPU."""
-        return self._clamped_NL.cpu()
+        return self._any_NL(self._clamped)
 
     @property
     def room(self) -> int:
@@ -265,9 +265,8 @@ class Engine:
         evicted_NLGK = held_NLGK & ~kept_NLGK
         self.evicted_at_NLGK = self.evicted_at_NLGK.where(~evicted_NLGK, self.num_tokens)
         self._totals.spread(self._num_sets)
-        over_NLG = budget_NLG > self.layer.entries(self.num_tokens)
-        self._clipped_NL = self._clipped_NL.to(device) | clipped_NLG.any(-1)
-        self._clamped_NL = self._clamped_NL.to(device) | over_NLG.any(-1)
+        self._clipped.append(clipped_NLG)
+        self._clamped.append(budget_NLG > self.layer.entries(self.num_tokens))
         self._settle()
 
     def _settle(self) -> None:
@@ -318,6 +317,11 @@ class Engine:
         for outcome in self._reader.read(num_rows, stays_NLGK, chooses=bool(self.num_decisions)):
             self._totals.add(outcome)
             yield outcome
+
+    def _any_NL(self, flags_NLG: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return whether anything was so at any decision, bool on the CPU."""
+        none_NL = torch.zeros((self._num_sets, len(self._layers)), dtype=torch.bool)
+        return torch.stack(list(flags_NLG)).any(-1).any(0).cpu() if flags_NLG else none_NL
 
     def _template_K(self) -> torch.Tensor:
         """Return which of the tokens seen are of the chat template."""

@@ -110,5 +110,13 @@ def gathered_rows(
         if layer.alibi is not None:
             slope = logits.new_tensor(layer.alibi).reshape(layer.num_kv_heads, -1, 1, 1)
             logits = logits + slope * position_LGC.where(position_LGC < NOWHERE, 0)
-        logits = logits.masked_fill(~seen_LGMQC, -torch.inf).flatten(1, 2)
-        yield start, weights_HQK(logits, layer).unflatten(1, (layer.num_kv_heads, -1))
+        logits = logits.masked_fill_(~seen_LGMQC, -torch.inf)
+        yield start, _weights(logits, layer)
+
+
+def _weights(logits_LGMQC: torch.Tensor, layer: LayerSpec) -> torch.Tensor:
+    """Return the softmax of rows of which each sees something: itself."""
+    if layer.sinks is None:
+        return logits_LGMQC.softmax(dim=-1)
+    shape, weights_LHQC = logits_LGMQC.shape, weights_HQK(logits_LGMQC.flatten(1, 2), layer)
+    return weights_LHQC.reshape(shape)

@@ -64,8 +64,10 @@ def refuse_nan(
     InputError
         If a score of a held key is not a number.
     """
+    if not bool(score_NLGK.isnan().any()):
+        return
     bad_NLGK = score_NLGK.isnan() & held_NLGK
-    if bad_NLGK.any():
+    if bool(bad_NLGK.any()):
         _, layer, head, position = bad_NLGK.nonzero()[0].tolist()
         msg = (
             f"policy {policy.family!r} has no score for position {position} in layer {layers[layer]}, "

@@ -14,7 +14,7 @@ from tracekit.kv.order import HIGHEST, LOWEST, PLACE_BITS, level_of
 if TYPE_CHECKING:
     from tracekit.kv.budget import HeadBudget
 
-_GONE, _SCORED, _TEMPLATE, _RECENT, _SINK = -3, -2, -1, 0, 1
+_SCORED, _TEMPLATE, _RECENT, _SINK = -2, -1, 0, 1
 _NONE = Tokens(0)
 
 
@@ -71,15 +71,21 @@ class Protection:
             int64 [N, L, G, K]: sinks before the newest before the template before all others.
         """
         values = budget_NLG.flatten().tolist()
-        recent = {one: max(self.grace, self.recent.of(one)) for one in set(values)}
-        start_NLG1 = budget_NLG.new_tensor([num_tokens - recent[one] for one in values])
-        position_K = torch.arange(num_tokens, device=budget_NLG.device)
-        is_recent_NLGK = position_K >= start_NLG1.reshape(*budget_NLG.shape, 1)
-        tier_NLGK = torch.where(is_recent_NLGK, _RECENT, _SCORED)
+        # Mostly all heads have one budget: one line then serves them all.
+        lines = {one: self._tiers(one, num_tokens, template_K) for one in set(values)}
+        if len(lines) == 1:
+            return lines[values[0]].expand(*budget_NLG.shape, -1)
+        return torch.stack([lines[one] for one in values]).reshape(*budget_NLG.shape, -1)
+
+    def _tiers(self, budget: int, num_tokens: int, template_K: torch.Tensor) -> torch.Tensor:
+        """Return the ranks of one head, int64 [K]."""
+        tier_K = torch.full_like(template_K, _SCORED, dtype=torch.int64)
         if self.template == "kept":
-            tier_NLGK.masked_fill_(template_K & ~is_recent_NLGK, _TEMPLATE)
-        tier_NLGK[..., : self.sinks] = _SINK
-        return tier_NLGK
+            tier_K[template_K] = _TEMPLATE
+        recent = max(self.grace, self.recent.of(budget))
+        tier_K[max(0, num_tokens - recent) :] = _RECENT
+        tier_K[: self.sinks] = _SINK
+        return tier_K
 
 
 def select(
@@ -113,14 +119,14 @@ def select(
     """
     tier_NLGK = protection.tiers(budget_NLG, held_NLGK.shape[-1], template_K)
     protected_NLG = ((tier_NLGK > _SCORED) & held_NLGK).sum(-1)
-    order_NLGK = _order(score_NLGK, tier_NLGK.masked_fill(~held_NLGK, _GONE))
+    order_NLGK = _order(score_NLGK, tier_NLGK)
     num_held_NLG = held_NLGK.sum(-1).expand(budget_NLG.shape)
     share_NLG = heads.share(order_NLGK.where(held_NLGK, LOWEST), budget_NLG)
     excess_NLG = (num_held_NLG - share_NLG).clamp(min=0)
     evicted_NLGK = _lowest(order_NLGK.where(held_NLGK, HIGHEST), excess_NLG)
     kept_NLGK = held_NLGK & ~evicted_NLGK
     spare_NL = (share_NLG - num_held_NLG).clamp(min=0).sum(-1)
-    if bool((spare_NL.clamp(max=1) & excess_NLG.sum(-1).clamp(max=1)).any()):
+    if bool(spare_NL.any()):
         kept_NLGK |= _highest_of_layer(order_NLGK.where(evicted_NLGK, LOWEST), spare_NL)
     return Selection(kept_NLGK, protected_NLG > share_NLG)
 

@@ -89,17 +89,24 @@ class Totals:
         if not self._states:
             return
         num_keys = next(iter(self._states.values())).shape[-1]
-        place_LGC = position_LGC.where(position_LGC < num_keys, 0)
+        is_whole = position_LGC.shape[-1] == num_keys  # each key at its own place
+        place_LGC = position_LGC if is_whole else position_LGC.where(position_LGC < num_keys, 0)
         received_LGC = weights_LGMQC.sum((2, 3))
         for one, state_NLXK in self._states.items():
             factor = one.factor(self._layer.group_size)
+            if factor is not None and is_whole:
+                state_NLXK[0].add_(received_LGC, alpha=factor)
+                continue
             if factor is not None:
                 state_NLXK[0].scatter_add_(-1, place_LGC, factor * received_LGC)
                 continue
             end = first_row + weights_LGMQC.shape[3]
-            wide = weights_LGMQC.new_zeros(*weights_LGMQC.shape[:-1], num_keys)
-            at = place_LGC[:, :, None, None].expand_as(weights_LGMQC)
-            wide_LGMQK = wide.scatter_add_(-1, at, weights_LGMQC)[..., :end]
+            wide_LGMQK = weights_LGMQC
+            if not is_whole:
+                wide = weights_LGMQC.new_zeros(*weights_LGMQC.shape[:-1], num_keys)
+                at = place_LGC[:, :, None, None].expand_as(weights_LGMQC)
+                wide_LGMQK = wide.scatter_add_(-1, at, weights_LGMQC)
+            wide_LGMQK = wide_LGMQK[..., :end]
             part_NLXK = state_NLXK[..., :end]
             part_NLXK.copy_(one.add(part_NLXK, wide_LGMQK[:, :, None], first_row))
 
