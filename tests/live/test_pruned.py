@@ -77,10 +77,11 @@ def setting_of(run: FullRun, spans: Spans | None = None, seed: int = SEED) -> Se
 def policies_of(text: str, run: FullRun, kept: Sequence[str] = AMOUNTS) -> list[Policy]:
     """Return a family, with a file that fits the model if it reads one."""
     policies, layers = family(text, kept), run.spec.layers
-    if getattr(policies[0].layers, "file", None) != "":
+    budget: Any = policies[0].layers
+    if getattr(budget, "file", None) != "":
         return policies
     file = head_file(len(layers), layers[0].num_kv_heads)
-    return [replace(one, layers=replace(one.layers, file=file)) for one in policies]  # type: ignore[type-var]
+    return [replace(one, layers=replace(budget, file=file)) for one in policies]
 
 
 def run_family(
@@ -177,7 +178,8 @@ def test_any_family_at_any_point_is_its_policies_alone(
     "texts", [["h2o:every=3", "h2o", "observed"], ["snapkv:window=2", "adakv:window=2"]]
 )
 def test_first_scores_that_families_share_change_no_bit(texts: list[str]) -> None:
-    run, scores = tiny_run("qwen3"), {}
+    run = tiny_run("qwen3")
+    scores: dict[Any, torch.Tensor] = {}
     for text in texts * 2:
         policies = policies_of(text, run)
         shared, hidden_BRE = run_family(run, policies, scores=scores)
@@ -193,8 +195,14 @@ def test_a_family_that_was_scored_already_is_not_scored_again(
 ) -> None:
     from tracekit.kv.scorers.key_norm import KeyNorm
 
-    run, scores, own, called = tiny_run("llama"), {}, KeyNorm.score, []
-    monkeypatch.setattr(KeyNorm, "score", lambda *args: (called.append(1), own(*args))[1])
+    run, own, called = tiny_run("llama"), KeyNorm.score, []
+    scores: dict[Any, torch.Tensor] = {}
+
+    def score(self: KeyNorm, view: Any) -> torch.Tensor:
+        called.append(1)
+        return own(self, view)
+
+    monkeypatch.setattr(KeyNorm, "score", score)
     for text in ("knorm", "knorm:recent=2"):
         run_family(run, policies_of(text, run), scores=scores)
     assert len(called) == len(run.spec.layers)
@@ -495,7 +503,7 @@ def test_influence_without_probes_is_refused() -> None:
     ],
 )
 def test_a_point_that_the_sequence_does_not_have_is_refused(
-    spans: dict[str, int], text: str
+    spans: dict[str, Any], text: str
 ) -> None:
     run = deep_run()
     ends = replace(spans_of(run), **spans)

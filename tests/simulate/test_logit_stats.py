@@ -68,7 +68,8 @@ def kv_of(logits: pd.DataFrame) -> pd.DataFrame:
 
 def stats_of(logits: pd.DataFrame, convention: str = "tracekit") -> pd.DataFrame:
     columns = logit_stats(logits, kv_of(logits), convention=convention, seed=3)
-    return schema.LOGIT_STATS.build(len(columns["policy"]), columns).to_pandas()
+    stats: pd.DataFrame = schema.LOGIT_STATS.build(len(columns["policy"]), columns).to_pandas()
+    return stats
 
 
 def value(stats: pd.DataFrame, statistic: str, grouping: str = "all", group: str = "all") -> Any:
@@ -86,7 +87,8 @@ def value(stats: pd.DataFrame, statistic: str, grouping: str = "all", group: str
 def groups_by_hand(logits: pd.DataFrame) -> dict[tuple[str, str], list[int]]:
     """Return the rows of each group of the first policy, step by step."""
     found: dict[tuple[str, str], list[int]] = {}
-    for number, step in logits[logits["policy"] == "h2o:kept=0.5"].iterrows():
+    own = logits[logits["policy"] == "h2o:kept=0.5"]
+    for number, (_, step) in zip(own.index.tolist(), own.iterrows(), strict=True):
         names = [
             ("all", "all"),
             ("domain", step["domain"]),
@@ -99,11 +101,11 @@ def groups_by_hand(logits: pd.DataFrame) -> dict[tuple[str, str], list[int]]:
                 name = f"{low + 1}-{end}"
             low = end
         names.append(("distance", name))
-        low, name = 0, f">= {ENTROPY_ENDS[-1]:g} nats"
-        for end in ENTROPY_ENDS:
-            if low <= step["entropy_full_nats"] < end:
-                name = f"{low:g}-{end:g} nats"
-            low = end
+        least, name = 0.0, f">= {ENTROPY_ENDS[-1]:g} nats"
+        for most in ENTROPY_ENDS:
+            if least <= step["entropy_full_nats"] < most:
+                name = f"{least:g}-{most:g} nats"
+            least = most
         names.append(("entropy", name))
         for one in names:
             found.setdefault(one, []).append(number)

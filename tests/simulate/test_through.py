@@ -123,7 +123,8 @@ def through(
 
 
 def read(folder: Path, name: str = "kv") -> pd.DataFrame:
-    return pq.read_table(folder / f"{name}.parquet").to_pandas()
+    frame: pd.DataFrame = pq.read_table(folder / f"{name}.parquet").to_pandas()
+    return frame
 
 
 def whole(kv: pd.DataFrame) -> pd.DataFrame:
@@ -315,9 +316,7 @@ def test_a_model_that_attends_by_itself_is_refused_before_anything_is_run(
         through(tmp_path / "t", tmp_path / "r", ["h2o:kept=0.5"])
 
 
-def test_a_model_with_a_state_beside_its_cache_is_refused(
-    small: Path, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_with_a_state_beside_its_cache_is_refused(small: Path, loaded: LoadedModel) -> None:
     """As models that mix attention and a recurrence in one layer have it."""
     opened = Trace(small)
     again = rerun(opened, loaded, opened.sequences.iloc[0], seed=0)
@@ -364,9 +363,9 @@ def test_a_token_that_is_none_of_the_models_fails_its_sequence_and_no_other(
 def test_what_fails_around_the_families_of_a_point_loses_its_sequence_alone(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = levels.run_through
+    own = run_through
 
-    def run_through(again: Any, *args: Any) -> Any:
+    def failing(again: Any, *args: Any) -> Any:
         made = own(again, *args)
         yield next(made)
         if again.recorded.sequence_id == "raw#0":
@@ -374,7 +373,7 @@ def test_what_fails_around_the_families_of_a_point_loses_its_sequence_alone(
             raise MemoryError(msg)
         yield from made
 
-    monkeypatch.setattr(levels, "run_through", run_through)
+    monkeypatch.setattr(levels, "run_through", failing)
     done = through(small, tmp_path / "r", ["h2o:kept=0.5", "full"])
     assert [one["why"] for one in done.failed] == ["MemoryError: no memory"]
     assert done.failed[0]["cell"].endswith("raw#0")

@@ -113,10 +113,15 @@ class Pruned:
     @property
     def is_clamped_B(self) -> torch.Tensor:
         """Whether a budget was somewhere larger than what the full cache held."""
+        return self._clamped_B | self._clamped_below_B
+
+    @cached_property
+    def _clamped_below_B(self) -> torch.Tensor:
+        """The same of the layers that are not run."""
         below = [one for one in self._run.spec.layers[: self.first_layer] if one.holds_keys]
-        clamped_B = self._clamped_B
+        clamped_B = torch.zeros_like(self._clamped_B)
         for over_B1G in (over for one in below for over in self._over(one)):
-            clamped_B = clamped_B | (over_B1G > 0).any(-1).any(-1)
+            clamped_B |= (over_B1G > 0).flatten(1).any(-1)
         return clamped_B
 
     def _over(self, layer: LayerSpec) -> Iterator[torch.Tensor]:
