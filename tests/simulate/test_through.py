@@ -584,9 +584,6 @@ def test_amounts_that_come_in_batches_are_the_same_as_all_at_once(
     np.testing.assert_allclose(kl(), together, rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TypeError, reason="simulate.kv.spans_of takes turn_ends for a list"
-)
 def test_an_imported_base_file_is_run_like_any_other_trace(
     lively: Path, loaded: LoadedModel, tmp_path: Path
 ) -> None:

@@ -55,6 +55,11 @@ class LayerRule(ABC):
     def text(self) -> str:
         """What ``parse_rule`` reads back."""
 
+    @property
+    def content(self) -> str:
+        """What the rule depends on beside its text: the hash of a file; empty for most."""
+        return ""
+
     @abstractmethod
     def point(self, spans: Spans) -> int | None:
         """Return the position of the first row that the rule may change; None if there is none."""
@@ -172,6 +177,11 @@ class PolicyRule(LayerRule):
     def text(self) -> str:
         """The policy's."""
         return self.policy.text
+
+    @property
+    def content(self) -> str:
+        """That of its layer budget."""
+        return self.policy.layers.content
 
     def point(self, spans: Spans) -> int | None:
         """Return the first decision, if a row follows it."""

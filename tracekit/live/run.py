@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tracekit.model.load import LoadedModel
     from tracekit.model.tap import AttentionCall, ForwardEnd
-    from tracekit.spec import LayerSpec, ModelSpec
+    from tracekit.spec import ModelSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +141,3 @@ class _Watch:
 
     def forward(self, end: ForwardEnd) -> None:
         """See nothing: the head is not run."""
-
-
-def attending(spec: ModelSpec) -> list[LayerSpec]:
-    """Return the layers that attend."""
-    return list(spec.layers)

@@ -11,6 +11,7 @@ from tracekit.errors import UsageError
 from tracekit.kv.engine import NEVER
 from tracekit.registry import unknown
 from tracekit.simulate.kv import replays, spans_of
+from tracekit.simulate.question import seed_of
 from tracekit.simulate.refusals import refuse_impossible
 from tracekit.simulate.stacks import Stacks
 
@@ -83,7 +84,7 @@ def explain(
         raise UsageError(msg)
     row = rows[sequence_id]
     tokens = trace.table("tokens", sequence_id=sequence_id)
-    spans, seed = spans_of(row, tokens), int(row["seed"]) ^ plan.seed
+    spans, seed = spans_of(row, tokens), seed_of(row, plan.seed)
     strips = []
     for layers, policies, result in replays(stacks, plan.families, spans, seed):
         numbers = [one.index for one in layers]

@@ -189,6 +189,13 @@ def allocate(
     return given
 
 
+def refuse_name(file: Path) -> None:
+    """Raise if a budget cannot be written to a file, or a policy's text not name it."""
+    if file.suffix != ".json" or set(str(file)) & set(",+"):
+        msg = f"{file} is no name for a budget: let it end in .json, without a comma or a plus."
+        raise UsageError(msg)
+
+
 def write_budget(fit: Fit, file: Path, cache: Cache, about: Mapping[str, Any]) -> Policy:
     """Write a head file of a fit, and where it comes from beside it; return what reads it.
 
@@ -208,11 +215,9 @@ def write_budget(fit: Fit, file: Path, cache: Cache, about: Mapping[str, Any]) -
     UsageError
         If the file is not named so, or its path cannot stand in a policy's text.
     """
+    refuse_name(file)
     reads = HeadsFile(file=str(file), head_floor=0.0)
     policy = replace(fit.policy, layers=reads)
-    if file.suffix != ".json" or set(str(file)) & set(",+"):
-        msg = f"{file} is no name for a budget: let it end in .json, without a comma or a plus."
-        raise UsageError(msg)
     share_of = fit.kept_frac_by_layer
     write_json(
         file, {str(one.index): [share_of[one.index]] * one.num_kv_heads for one in cache.layers}

@@ -15,6 +15,7 @@ from tracekit.live.pruned import Pruned
 from tracekit.measure.stats import MIN_SEQUENCES, Interval, paired_difference
 from tracekit.progress import Progress, Silent
 from tracekit.simulate.fit_budget import Fit, fit_budget, write_budget
+from tracekit.simulate.question import seed_of
 from tracekit.simulate.rerun import rerun
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _propagated_kl(
     """Return the KL of policies of one schedule on a sequence; NaN if it has no such point."""
     rows = trace.sequences
     sequence = rows[rows["sequence_id"] == name].iloc[0]
-    again = rerun(trace, loaded, sequence, seed=int(sequence["seed"]) ^ seed)
+    again = rerun(trace, loaded, sequence, seed=seed_of(sequence, seed))
     point = None if again is None else PolicyRule(policies[0]).point(again.setting.spans)
     scored = None if again is None or point is None else again.scored(point)
     if again is None or scored is None:

@@ -158,10 +158,15 @@ def spans_of(sequence: pd.Series[Any], tokens: pd.DataFrame) -> Spans:
     return Spans(
         context_end=_whole(sequence["context_end"]),
         prompt_end=_whole(sequence["prompt_end"]),
-        turn_ends=tuple(int(end) for end in sequence["turn_ends"]),
+        turn_ends=_ends(sequence["turn_ends"]),
         num_tokens=int(sequence["num_tokens"]),
         template=tuple(template.tolist()),
     )
+
+
+def _ends(values: Any) -> tuple[int, ...]:
+    """Return the ends of turns; imported text has none."""
+    return () if values is None else tuple(int(end) for end in values)
 
 
 def _whole(value: Any) -> int | None:

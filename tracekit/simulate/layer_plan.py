@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tracekit.errors import UsageError
-from tracekit.kv.amounts import parse_kept
+from tracekit.kv.amounts import Frac, parse_kept
 from tracekit.kv.parse import parse
 from tracekit.live.layer_rule import LayerRule, PolicyRule, parse_rule
+from tracekit.simulate.fit_budget import refuse_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from tracekit.kv.policy import Policy
 
 ROWS = "rows:"
 """How rules begin that are no policies."""
@@ -74,15 +76,30 @@ def make_sweep(
         for rule in _rules(text, kept):
             made[rule.text] = rule
     if fit_to is not None:
-        amounts = Counter(parse(text).family for text in made if not text.startswith(ROWS))
-        curves = [family for family, number in amounts.items() if number > 1]
-        if len(curves) != 1:
-            msg = (
-                "a budget is fitted from one policy at several amounts, not from "
-                f"{', '.join(curves) or 'none'}: give --rule snapkv, say, with --kept 0.1,0.5."
-            )
-            raise UsageError(msg)
+        refuse_name(fit_to)
+        _refuse_fit([parse(text) for text in made if not text.startswith(ROWS)], fit_kept)
     return Sweep(rules=tuple(made.values()), heads=heads, fit_to=fit_to, fit_kept=fit_kept)
+
+
+def _refuse_fit(policies: Sequence[Policy], fit_kept: float) -> None:
+    """Raise if no budget can be fitted from the KL under some policies."""
+    amounts: dict[str, list[float]] = {}
+    for policy in policies:
+        if policy.kept is not None and policy.kept.unit == Frac.unit:
+            amounts.setdefault(policy.family, []).append(policy.kept.amount)
+    curves = {family: fractions for family, fractions in amounts.items() if len(fractions) > 1}
+    if len(curves) != 1:
+        msg = (
+            "a budget is fitted from one policy at several amounts, not from "
+            f"{', '.join(curves) or 'none'}: give --rule snapkv, say, with --kept 0.1,0.5."
+        )
+        raise UsageError(msg)
+    ((_, fractions),) = curves.items()
+    if not min(fractions) <= fit_kept <= 1:
+        msg = (
+            f"--fit-kept {fit_kept:g} is not between the least measured, {min(fractions):g}, and 1."
+        )
+        raise UsageError(msg)
 
 
 def _rules(text: str, kept: Sequence[float | str]) -> list[LayerRule]:

@@ -91,6 +91,11 @@ class Layers(Question):
         heads = "heads" if self._sweep.heads else "layers"
         return [f"{heads}: {', '.join(rule.text for rule in self._sweep.rules)}"]
 
+    def content(self, cell: str) -> str:
+        """Return the hashes of the files of budgets."""
+        del cell
+        return "".join(rule.content for rule in self._sweep.rules)
+
     def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
         """Return the one cell."""
         loaded = self._model.loaded
