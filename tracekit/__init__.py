@@ -2,7 +2,7 @@
 
 The public names, loaded when first used:
 
-``load_model``, ``record_trace``, ``RecordOptions``, ``Sampler``
+``load_model``, ``record_trace``, ``RecordOptions``, ``ProbeOptions``, ``Sampler``
     record: run a model and write a trace.
 ``read_prompts``, ``PromptSource``, ``TextSource``, ``ConversationSource``, ``Rendering``
     what it is run on: prompts to answer, texts or conversations to score.
@@ -10,8 +10,8 @@ The public names, loaded when first used:
     a trace from the base file of llama.cpp's perplexity tool.
 ``Trace``, ``validate_trace``
     read and check a trace.
-``make_plan``, ``simulate_trace``
-    simulate: replay policies and candidate sets on a trace.
+``make_plan``, ``make_sweep``, ``Inside``, ``simulate_trace``
+    simulate: replay policies and candidate sets on a trace, or inside its model.
 ``write_report``
     report: results to one HTML file.
 """
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tracekit.model.load import load_model
     from tracekit.record.kld import import_kld
     from tracekit.record.options import RecordOptions
+    from tracekit.record.probe_options import ProbeOptions
     from tracekit.record.prompts import read_prompts
     from tracekit.record.recorder import record as record_trace
     from tracekit.record.rendering import Rendering
@@ -33,13 +34,16 @@ if TYPE_CHECKING:
     from tracekit.record.sources.prompts import PromptSource
     from tracekit.record.sources.text import TextSource
     from tracekit.report.render import write_report
-    from tracekit.simulate.plan import make_plan
+    from tracekit.simulate.layer_plan import make_sweep
+    from tracekit.simulate.plan import Inside, make_plan
     from tracekit.simulate.run import simulate as simulate_trace
     from tracekit.trace.reader import Trace
     from tracekit.trace.validate import validate as validate_trace
 
 _PLACES = {
     "ConversationSource": ("tracekit.record.sources.conversations", "ConversationSource"),
+    "Inside": ("tracekit.simulate.plan", "Inside"),
+    "ProbeOptions": ("tracekit.record.probe_options", "ProbeOptions"),
     "PromptSource": ("tracekit.record.sources.prompts", "PromptSource"),
     "RecordOptions": ("tracekit.record.options", "RecordOptions"),
     "Rendering": ("tracekit.record.rendering", "Rendering"),
@@ -49,6 +53,7 @@ _PLACES = {
     "import_kld": ("tracekit.record.kld", "import_kld"),
     "load_model": ("tracekit.model.load", "load_model"),
     "make_plan": ("tracekit.simulate.plan", "make_plan"),
+    "make_sweep": ("tracekit.simulate.layer_plan", "make_sweep"),
     "read_prompts": ("tracekit.record.prompts", "read_prompts"),
     "record_trace": ("tracekit.record.recorder", "record"),
     "simulate_trace": ("tracekit.simulate.run", "simulate"),
@@ -58,6 +63,8 @@ _PLACES = {
 
 __all__ = [
     "ConversationSource",
+    "Inside",
+    "ProbeOptions",
     "PromptSource",
     "RecordOptions",
     "Rendering",
@@ -67,6 +74,7 @@ __all__ = [
     "import_kld",
     "load_model",
     "make_plan",
+    "make_sweep",
     "read_prompts",
     "record_trace",
     "simulate_trace",
