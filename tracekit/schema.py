@@ -697,6 +697,9 @@ STACKING = Table(
     ),
 )
 
+ENOUGH_CELLS = 10
+"""Fewer cells of a calibration correct nothing, and say nothing of how far to trust a prediction."""
+
 CALIBRATION = Table(
     "calibration",
     "how far an estimate can be trusted: a statistic of cells that were run at all three levels",

@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 from tracekit.cli.output import WIDTH, number, range_text, table
+from tracekit.schema import ENOUGH_CELLS
 
 _COUNTS = ("cells", "pairs")
 """Statistics of a calibration that only count."""
@@ -48,6 +49,12 @@ def trust(rows: list[dict[str, Any]]) -> str:
     """Return in a sentence how far predictions can be trusted."""
     of = {(row["statistic"], row["group"]): row for row in rows if row["level"] == "predicted"}
     whole = of["spearman", "all"]
+    if whole["num_cells"] < ENOUGH_CELLS:
+        return textwrap.fill(
+            f"predicted is an estimate: {whole['num_cells']} cells at all three levels are too few to "
+            f"say how good; run at least {ENOUGH_CELLS}.",
+            WIDTH,
+        )
     rho = range_text(whole["value"], whole["low"], whole["high"])
     text = (
         f"predicted is an estimate: on {whole['num_sequences']} sequences ({whole['num_cells']} "
@@ -56,6 +63,8 @@ def trust(rows: list[dict[str, Any]]) -> str:
     for (statistic, group), row in of.items():
         if statistic == "spearman_lowest":
             text += f" (lowest within a sequence: {number(row['value'])}, {group})"
+    (local,) = (row for row in rows if (row["statistic"], row["level"]) == ("spearman", "local"))
+    text += f"; that of layer-local error is {number(local['value'])}"
     times = [row for row in rows if row["statistic"] == "propagated_over_predicted"]
     if times[0]["value"] is not None:
         # Buckets ascend: the last one is where predictions are largest.

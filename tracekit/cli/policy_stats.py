@@ -6,9 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
-
-    import pandas as pd
 
 _NAMES = ("unit", "value", "macro", "low", "high", "error")
 
@@ -41,14 +40,13 @@ def read_policy(folder: Path, policy: str, group: str) -> tuple[dict[str, Any], 
     if not path.exists():
         msg = f"{folder} holds no level propagated: simulate with --level propagated."
         raise InputError(msg)
-    frame: pd.DataFrame = pq.read_table(path).to_pandas()
-    frame = frame[frame["policy"].astype(str) == _canonical(policy, frame)]
-    groups = list(dict.fromkeys(frame["group"].astype(str)))
-    rows = frame[frame["group"].astype(str) == group]
-    if rows.empty:
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    text = _canonical(policy, [row["policy"] for row in rows])
+    groups = list(dict.fromkeys(row["group"] for row in rows if row["policy"] == text))
+    records = [row for row in rows if (row["policy"], row["group"]) == (text, group)]
+    if not records:
         msg = f"there is no group {group!r} of steps: choose one of {', '.join(groups)}."
         raise InputError(msg)
-    records: list[dict[str, Any]] = json.loads(str(rows.to_json(orient="records")))
     statistics = [
         Statistic(name=row["statistic"], **{name: row[name] for name in _NAMES}) for row in records
     ]
@@ -59,17 +57,18 @@ def read_policy(folder: Path, policy: str, group: str) -> tuple[dict[str, Any], 
         f"{policy}, kept_frac {first['kept_frac']:.3g}, level propagated{where}: {steps} steps of "
         f"{max(row['n'] for row in records)} sequences, convention {first['convention']}, seed "
         f"{seed}. Scored are the steps after the eviction point, each with all that its cache "
-        "holds; perplexity is told of given text alone."
+        "holds; perplexity is told of given text alone. A value takes all steps alike, macro all "
+        "sequences alike, as tracekit show does."
     )
     return {"policy": policy, "statistics": records}, token_stats_text(title, statistics)
 
 
-def _canonical(policy: str, frame: pd.DataFrame) -> str:
+def _canonical(policy: str, policies: Sequence[str]) -> str:
     """Return the text under which the results hold a policy."""
     from tracekit.errors import InputError
     from tracekit.kv.parse import parse
 
-    texts = list(dict.fromkeys(frame["policy"].astype(str)))
+    texts = list(dict.fromkeys(policies))
     text = parse(policy).text
     if text not in texts:
         held = "; ".join(_short(one) for one in texts)

@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.cli.calibration import calibration_table, trust
 from tracekit.cli.output import range_text
-from tracekit.schema import ANY, CALIBRATION, RECOMMENDED, RESULTS_VERSION, STACKING, SUMMARY
+from tracekit.schema import (
+    ANY,
+    CALIBRATION,
+    LAYER_SUMMARY,
+    RECOMMENDED,
+    RESULTS_VERSION,
+    STACKING,
+    SUMMARY,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    import pandas as pd
 
     from tracekit.schema import Table
 
@@ -75,6 +81,8 @@ def read_results(folder: Path) -> tuple[dict[str, Any], str]:
     parts += [calibration_table(calibration), trust(calibration)] if calibration else []
     parts += [text for level in _STACKED if (text := _stacking(stacking, level))]
     parts += [_recommended(recommended)] if recommended else []
+    layers = _rows(folder, LAYER_SUMMARY)
+    parts += [_swept(layers, run.get("fitted"))] if layers else []
     data = {
         "results": str(folder),
         "run": run,
@@ -82,8 +90,16 @@ def read_results(folder: Path) -> tuple[dict[str, Any], str]:
         "calibration": calibration,
         "stacking": stacking,
         "recommended": recommended,
+        "layers": layers,
     }
     return data, "\n\n".join(parts)
+
+
+def _swept(rows: list[dict[str, Any]], fitted: str | None) -> str:
+    """Return the map of layers and rules."""
+    from tracekit.cli.layers import layers_text
+
+    return layers_text({name: [row[name] for row in rows] for name in rows[0]}, fitted)
 
 
 def _rows(folder: Path, table: Table) -> list[dict[str, Any]]:
@@ -93,8 +109,7 @@ def _rows(folder: Path, table: Table) -> list[dict[str, Any]]:
     path = folder / f"{table.name}.parquet"
     if not path.exists():
         return []
-    frame: pd.DataFrame = pq.read_table(path).to_pandas()
-    rows: list[dict[str, Any]] = json.loads(str(frame.to_json(orient="records")))
+    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
     return rows
 
 

@@ -10,6 +10,7 @@ import typer
 from tracekit.cli.progress import Style
 
 if TYPE_CHECKING:
+    from tracekit.simulate.plan import Plan
     from tracekit.simulate.run import Simulated
 
 _WHAT, _RUN = "What to replay", "Run"
@@ -222,12 +223,19 @@ def simulate(
         },
         f"{swept}{done.path}: {done.num_computed} cells computed, {done.num_found} found, "
         f"{len(done.skipped)} not applicable."
-        + (f" Next: tracekit report {done.path} -o report.html" if found else ""),
+        + (f" Next: {_next(plan, done.path)}" if found else ""),
         as_json=as_json,
     )
     if done.failed:
         msg = f"{len(done.failed)} cells failed (named above); the others are there."
         raise CellsFailedError(msg)
+
+
+def _next(plan: Plan, path: Path) -> str:
+    """Return the command that shows what was computed: layers have no report."""
+    if plan.families or plan.estimators or plan.attention:
+        return f"tracekit report {path} -o report.html"
+    return f"tracekit show {path}"
 
 
 def _swept(done: Simulated, *, as_json: bool) -> str:

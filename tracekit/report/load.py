@@ -186,8 +186,9 @@ def load_results(folder: Path) -> Results:
     frames |= {"kv": kv[kv["level"] == level], "cells": calibration_cells(kv)}
     if frames["summary"]["mean"].notna().sum() == 0:
         msg = (
-            f"{folder} holds no finished result ({len(run['failed'])} failed and "
-            f"{len(run['skipped'])} skipped cells); run tracekit simulate again into it."
+            f"{folder} holds no finished result of a policy or an estimator "
+            f"({len(run['failed'])} failed and {len(run['skipped'])} skipped cells); run tracekit "
+            "simulate again into it with --kv or --vocab (tracekit show prints layers)."
         )
         raise InputError(msg)
     try:

@@ -84,7 +84,9 @@ def calibration(kv: pd.DataFrame, *, seed: int) -> Calibration:
     rows += [row | {"level": "predicted"} for row in _size(logged, seed)]
     names = [column.name for column in schema.CALIBRATION.columns]
     columns = {name: [row.get(name) for row in rows if len(cells)] for name in names}
-    return Calibration(columns, fit(logged["kl_predicted_nats"], logged["kl_nats"]))
+    enough = len(logged) >= schema.ENOUGH_CELLS
+    law = fit(logged["kl_predicted_nats"], logged["kl_nats"]) if enough else None
+    return Calibration(columns, law)
 
 
 def fit(kl_predicted: ArrayLike, kl_propagated: ArrayLike) -> PowerLaw | None:

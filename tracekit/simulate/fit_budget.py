@@ -194,6 +194,9 @@ def refuse_name(file: Path) -> None:
     if file.suffix != ".json" or set(str(file)) & set(",+"):
         msg = f"{file} is no name for a budget: let it end in .json, without a comma or a plus."
         raise UsageError(msg)
+    if not file.parent.is_dir():
+        msg = f"{file} cannot be written: {file.parent} is no folder."
+        raise UsageError(msg)
 
 
 def write_budget(fit: Fit, file: Path, cache: Cache, about: Mapping[str, Any]) -> Policy:

@@ -212,6 +212,10 @@ def make_plan(
     if any(size < 1 for size in sizes) or not 1 <= bytes_per_number <= MOST_BYTES:
         msg = f"candidate-set sizes are at least 1, bytes a number 1 to {MOST_BYTES}."
         raise UsageError(msg)
+    runs_inside = "propagated" in levels or calibrate is not None
+    if inside.convention != Inside.convention and not runs_inside:
+        msg = f"--convention {inside.convention} reads level propagated: add --level propagated."
+        raise UsageError(msg)
     if probe_block < 1:
         msg = f"a probe block of {probe_block} rows is none: give 1 or more."
         raise UsageError(msg)

@@ -93,6 +93,8 @@ def predict_sequence(
     first_row = probed_from(trace, recorded.sequence_id)
     if first_row is None:
         said = sequence["unprobed"]
+        if not isinstance(said, str) and trace.manifest["settings"].get("probes") is not None:
+            return Prediction(tables={}, refused={}, note="")  # no row that a policy could change
         why = said if isinstance(said, str) else "record it with --capture influence"
         msg = f"{recorded.sequence_id} of {trace.path} has no influence probes: {why}."
         raise TraceError(msg)

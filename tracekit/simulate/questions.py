@@ -9,6 +9,7 @@ from tracekit.simulate.layers import sweep_sequence
 from tracekit.simulate.levels import Local, Predicted, Propagated
 from tracekit.simulate.question import Answers, Question, Tables, all_or_each, seed_of
 from tracekit.simulate.recorded_model import RecordedModel
+from tracekit.simulate.stacks import why_no_layer
 from tracekit.simulate.vocab import VocabReplay
 
 if TYPE_CHECKING:
@@ -60,10 +61,14 @@ class Attention(Question):
     name = "attention"
     tables = ("attention",)
     cells = ["attention"]  # noqa: RUF012
-    why_not = "no row follows its prompt"
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
+
+    @property
+    def why_not(self) -> str:
+        """No layer, or no row."""
+        return why_no_layer(self._trace) or "no row follows its prompt"
 
     def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
         """Return the one cell."""
