@@ -117,7 +117,9 @@ def test_a_run_without_its_plan_is_refused_by_name(folder: Path) -> None:
 def test_results_of_failed_cells_only_are_refused(tmp_path: Path) -> None:
     run = {"failed": [{"cell": "h2o", "why": "out of memory"}]}
     folder = make_results(tmp_path / "r", num_sequences=3, questions=(), run=run)
-    with pytest.raises(InputError, match=r"no finished result of a policy or an estimator \(1 failed"):
+    with pytest.raises(
+        InputError, match=r"no finished result of a policy or an estimator \(1 failed"
+    ):
         load_results(folder)
 
 
