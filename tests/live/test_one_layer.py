@@ -17,7 +17,7 @@ from tracekit.errors import UsageError
 from tracekit.kv.budget import Cache
 from tracekit.kv.replay import Setting
 from tracekit.kv.schedule import Spans
-from tracekit.live import one_layer
+from tracekit.live import driver
 from tracekit.live.driver import drive
 from tracekit.live.layer_rule import DroppedRows, PolicyRule, parse_rule
 from tracekit.live.one_layer import sweep_layers, untouched
@@ -226,7 +226,7 @@ def test_layers_below_are_not_run_again() -> None:
 def test_few_runs_at_once_give_what_many_give(monkeypatch: pytest.MonkeyPatch) -> None:
     run, rules = run_of("llama"), [parse_rule(text) for text in RULES]
     many = list(sweep_layers(run, rules, setting_of(run), heads=True))
-    monkeypatch.setattr(one_layer, "ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(driver, "ROWS_AT_ONCE", 1)
     few = list(sweep_layers(run, rules, setting_of(run), heads=True))
     for one, other in zip(many, few, strict=True):
         assert one[:3] == other[:3]

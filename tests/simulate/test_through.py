@@ -568,7 +568,7 @@ def test_recall_policies_and_transforms_are_run_at_several_amounts(
 def test_amounts_that_come_in_batches_are_the_same_as_all_at_once(
     small: Path, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tracekit.simulate import through as module
+    from tracekit.live import driver
 
     opened = Trace(small)
     again = rerun(opened, loaded, opened.sequences.iloc[0], seed=0)
@@ -580,7 +580,7 @@ def test_amounts_that_come_in_batches_are_the_same_as_all_at_once(
         return made()["logits"]["kl_nats"].to_numpy()
 
     together = kl()
-    monkeypatch.setattr(module, "MOST_ROWS", 1)
+    monkeypatch.setattr(driver, "ROWS_AT_ONCE", 1)
     np.testing.assert_allclose(kl(), together, rtol=1e-3, atol=1e-7)
 
 

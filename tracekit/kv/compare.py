@@ -8,10 +8,10 @@ import torch
 
 from tracekit.kv.attend import to_heads
 from tracekit.kv.engine import NEVER
+from tracekit.kv.entries import Entries, count_entries
 from tracekit.kv.measures import (
     Measures,
     cosine_of,
-    count_seen,
     minus_log,
     overlap,
     projected_sq,
@@ -50,26 +50,21 @@ def compare(
     point
         The first scored row.
     """
-    num_rows, num_keys = output_NLHQD.shape[-2], outcome.weights_LGNMQK.shape[-1]
-    stays_NLGK = engine.evicted_at_NLGK[..., :num_keys] == NEVER
-    held_NLGR = count_seen(stays_NLGK, engine.layer, num_rows)
+    num_sets, num_keys = len(output_NLHQD), outcome.weights_LGNMQK.shape[-1]
     if engine.policy.is_plain:
-        read_NLGR = held_NLGR
+        stays_NLGK = engine.evicted_at_NLGK[..., :num_keys] == NEVER
         mass_kept_NLHR, row_kl_NLHR = _plain(engine.layer, stays_NLGK, full)
     else:
-        read_NLGR = outcome.seen_NLGQK.sum(-1)
         mass_kept_NLHR, row_kl_NLHR = _chosen(engine.layer, outcome, full)
-    num_sets = len(output_NLHQD)
+    entries = count_entries(engine, outcome)
     delta_NLHQD = output_NLHQD - full.output_LHQD
     error_sq_NLHQ = delta_NLHQD.square().sum(-1)
     norm_sq_LHQ = full.output_LHQD.square().sum(-1)
     return Measures(
-        held_NLGR=held_NLGR.expand(num_sets, -1, -1, -1),
-        read_NLGR=read_NLGR.expand(num_sets, -1, -1, -1),
-        fetched_NLGR=outcome.fetched_NLGQ.expand(num_sets, -1, -1, -1),
-        closed_NLGR=count_seen(
-            stays_NLGK & engine.closed_LGK[..., :num_keys], engine.layer, num_rows
-        ).expand(num_sets, -1, -1, -1),
+        **{
+            name: counts.expand(num_sets, -1, -1, -1)
+            for name, counts in zip(Entries._fields, entries, strict=True)
+        },
         error_sq_NLHR=error_sq_NLHQ,
         norm_sq_LHR=norm_sq_LHQ,
         cosine_NLHR=cosine_of(output_NLHQD.square().sum(-1), norm_sq_LHQ, error_sq_NLHQ),

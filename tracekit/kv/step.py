@@ -12,10 +12,9 @@ from tracekit.kv.measures import Measures
 from tracekit.kv.reference import FullRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from tracekit.kv.engine import Engine
-    from tracekit.kv.reader import Outcome
     from tracekit.kv.reference import Reference
 
 
@@ -46,18 +45,8 @@ def step(engine: Engine, reference: Reference, decisions: Sequence[int]) -> Meas
         for start, end in pairwise(stops):
             if start in due:
                 engine.decide()
-            for output_NLHQD, outcome in _read(engine, reference, start, end):
+            for output_NLHQD, outcome in engine.run(*reference.rows(start, end)):
                 rows = slice(outcome.rows.start - block[0], outcome.rows.stop - block[0])
                 same = FullRows(*(array[..., rows, :] for array in full))
                 parts.append(compare(engine, output_NLHQD, outcome, same, reference, point))
     return Measures(*(torch.cat(blocks, dim=-1) for blocks in zip(*parts, strict=True)))
-
-
-def _read(
-    engine: Engine, reference: Reference, start: int, end: int
-) -> Iterator[tuple[torch.Tensor, Outcome]]:
-    """Read rows ``start`` .. ``end`` - 1, as many at a time as there is room for."""
-    while start < end:
-        stop = min(end, start + engine.room)
-        yield from engine.read(*reference.rows(start, stop))
-        start = stop

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from tracekit.model.steer import Steering
 
 
+ROWS_AT_ONCE = 4096
+"""Rows of all runs that go through the model side by side, unless one run alone has more."""
+
+
+def runs_at_once(num_rows: int) -> int:
+    """Return how many runs of so many rows go side by side, at least 1."""
+    return max(1, ROWS_AT_ONCE // num_rows)
+
+
 def drive(
     run: FullRun, steering: Steering, first_row: int, *, num_runs: int = 1, first_layer: int = 0
 ) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tracekit.kv.engine import NEVER
-from tracekit.live.driver import drive
+from tracekit.live.driver import drive, runs_at_once
 from tracekit.live.layer_rule import Ruled
 from tracekit.live.shared import attend_held
 from tracekit.measure.attention import as_wide, visible_QK
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from tracekit.live.layer_rule import LayerRule
     from tracekit.live.run import FullRun
     from tracekit.spec import LayerSpec
-
-ROWS_AT_ONCE = 4096
-"""Rows of all runs that go through the model side by side, unless one run alone has more."""
 
 
 class Swept(NamedTuple):
@@ -86,7 +83,7 @@ def sweep_layers(
     if first_row is None:
         return
     opened = [(rule, rule.open(run, setting, first_row)) for rule in rules]
-    runs_at_once = max(1, ROWS_AT_ONCE // (run.num_rows - first_row))
+    size = runs_at_once(run.num_rows - first_row)
     for layer in setting.cache.layers:
         as_is = _as_is(run, layer, first_row) if heads else None
         cells = []
@@ -95,8 +92,8 @@ def sweep_layers(
             cells.append(_Cell(rule, ALL, ruled))
             parts = [] if as_is is None else _by_head(as_is, ruled, layer)
             cells += [_Cell(rule, head, part) for head, part in enumerate(parts)]
-        for start in range(0, len(cells), runs_at_once):
-            yield from _together(run, layer, first_row, cells[start : start + runs_at_once])
+        for start in range(0, len(cells), size):
+            yield from _together(run, layer, first_row, cells[start : start + size])
 
 
 def untouched(run: FullRun, setting: Setting, first_row: int) -> torch.Tensor:

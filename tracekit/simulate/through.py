@@ -19,7 +19,7 @@ from tracekit.kv.engine import NEVER
 from tracekit.kv.entries import Entries, entries_of_history
 from tracekit.kv.parse import parse
 from tracekit.kv.replay import Family
-from tracekit.live.driver import drive
+from tracekit.live.driver import drive, runs_at_once
 from tracekit.live.planned import planned
 from tracekit.live.pruned import Pruned
 from tracekit.measure.conventions import convention_of
@@ -46,9 +46,6 @@ HALF = 1e-4
 LOOSE, ROUNDINGS = 1e-2, 32
 """Part by which hidden states of later rows alone may differ from the whole run's: of their norm,
 or in roundings of the model's type, whichever is more."""
-
-MOST_ROWS = 4096
-"""Rows that are run side by side: amounts of a family are runs of one batch up to this."""
 
 
 def run_through(
@@ -121,7 +118,7 @@ class _AfterPoint:
         """Yield policies that run side by side, as many as memory is meant for."""
         schedule, spans = family[0].schedule, self._rerun.setting.spans
         num_rows = self._rerun.run.num_rows - schedule.decisions(self._point, spans)[0]
-        size = 1 if family[0].selector is not None else max(1, MOST_ROWS // num_rows)
+        size = 1 if family[0].selector is not None else runs_at_once(num_rows)
         for start in range(0, len(family), size):
             yield family[start : start + size]
 

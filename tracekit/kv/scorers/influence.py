@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from tracekit.kv.scorer import SCORERS, Needs, Preset, Scorer
+from tracekit.measure.influence import BLOCK_ROWS
 
 if TYPE_CHECKING:
     from tracekit.kv.view import Future, View
-
-BLOCK_ROWS = 16
-"""Rows from the decision on whose effects are added up before they are squared."""
 
 MOST = 1 - 1e-6
 """Attention on one key, at most: above, what is left of the row has no digits."""
