@@ -15,16 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from common import MODEL, fresh, make_trace, peak_bytes
+from common import fresh, make_trace, peak_bytes, run_kvpress
 
-PARITY = Path(__file__).resolve().parents[1] / "parity"
 KEPT = tuple(number / 10 for number in range(1, 9))
 """Kept fractions: the budgets."""
 
@@ -90,37 +88,17 @@ def replayed(trace: Path, policies: list[str], kept: tuple[float, ...]) -> dict[
     return nothing | fresh(__file__, *arguments)
 
 
-def run_kvpress(trace: Path, cells: list[tuple[str, float]]) -> dict[str, Any]:
+def run_cells(trace: Path, cells: list[tuple[str, float]]) -> dict[str, Any]:
     """Let kvpress run cells on the tokens of a trace's first sequence."""
     from tracekit import Trace
-    from tracekit.model.builtin import BUILTIN_MODELS, find_builtin
-    from tracekit.model.convert import converted
 
-    made = subprocess.run(
-        [sys.executable, str(PARITY / "environment.py")],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
     opened = Trace(trace)
     sequence = opened.sequences.iloc[0]
     ids = opened.table("tokens", sequence_id=sequence["sequence_id"])["token_id"].tolist()
     end = int(sequence["prompt_end"])
     usual = {"settings": {}, "around": "", "attention": "sdpa"}
-    job = {
-        "model": str(converted(find_builtin(MODEL), sha256=BUILTIN_MODELS[MODEL].sha256)),
-        "prompt": ids[:end],
-        "rest": ids[end:],
-        "cells": [(name, usual | PRESSES[name], kept) for name, kept in cells],
-    }
-    command = [made.stdout.splitlines()[-1], str(PARITY / "side" / "cells.py")]
-    done = subprocess.run(
-        command, check=False, input=json.dumps(job), stdout=subprocess.PIPE, text=True
-    )
-    if done.returncode:
-        sys.exit(f"kvpress's side ended with {done.returncode}: see its words above.")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    asked = [(name, usual | PRESSES[name], kept) for name, kept in cells]
+    return run_kvpress(ids[:end], ids[end:], asked)
 
 
 def first_cells(names: list[str], num_cells: int) -> list[tuple[str, float]]:
@@ -136,7 +114,7 @@ def compare(trace: Path, names: list[str], num_cells: int, repeats: int) -> None
     """Print the seconds of both tools for the whole grid, and how many times they differ."""
     policies, num_grid = [policy_text(name) for name in names], len(names) * len(KEPT)
     runs = [replayed(trace, policies, KEPT) for _ in range(repeats)]
-    theirs = run_kvpress(trace, first_cells(names, num_cells))
+    theirs = run_cells(trace, first_cells(names, num_cells))
     ours_s = statistics.median(run["wall_s"] for run in runs)
     prompt_s = [cell[2] for cell in theirs["cells"]]
     rest_s = [cell[3] for cell in theirs["cells"]]
