@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """Raised when a table changes so that older readers would misread it."""
 
-RESULTS_VERSION = 3
+RESULTS_VERSION = 4
 """The same for tables of results, which are computed anew more lightly than a trace is recorded."""
 
 ALL = -1
@@ -291,7 +291,8 @@ TENSORS = Table(
             "kind",
             _ID,
             "",
-            "hidden [T, E]; query [H, T, D]; key, value [G, T, D]; influence [H, T, D']",
+            "hidden, residual (leaves the layer) [T, E]; query [H, T, D]; key, value [G, T, D]; "
+            "influence [H, T, D']",
         ),
         Column("layer", _I16, "", "layer number; -1 for the final hidden state"),
         Column("probe", _I16, "", "number of the influence probe; null elsewhere"),
@@ -470,23 +471,53 @@ LOGIT_STATS = Table(
     ),
 )
 
+_ESTIMATOR = Column("estimator", _ID, "", "canonical text of the estimator")
+_CONTROLLER = Column(
+    "controller", _ID, "", "what sets the size at each step, and what checks: fixed, rate:..."
+)
+_FIT = Column(
+    "fit",
+    _ID,
+    "",
+    "sizes: asked; others: mean over other prompts' steps is the size; own: over these steps",
+)
+_SIZE = Column("size", _I32, "tokens", "size asked for, pinned tokens aside")
+_HIT_CHOSEN = "recorded token is a candidate"
+_HIT_ARGMAX = "most likely token is a candidate"
+
 VOCAB_RESULTS = Table(
     "vocab",
-    "an estimator at one size on one sequence",
+    "an estimator at one size on one sequence; means over its scored steps",
     (
         _SEQUENCE,
         _DOMAIN,
-        Column("estimator", _ID, "", "canonical text of the estimator"),
-        Column("controller", _ID, "", "what sets the size at each step: fixed"),
-        Column("size", _I32, "tokens", "size asked for, pinned tokens aside"),
+        _ESTIMATOR,
+        _CONTROLLER,
+        _FIT,
+        _SIZE,
         _BUCKET,
-        Column("hit_chosen", _F32, "", "steps whose recorded token is a candidate"),
-        Column("hit_argmax", _F32, "", "steps whose most likely token is a candidate"),
-        Column("mass", _F32, "", "probability of the candidates, mean over steps"),
+        Column("hit_chosen", _F32, "", f"steps whose {_HIT_CHOSEN}"),
+        Column("hit_argmax", _F32, "", f"steps whose {_HIT_ARGMAX}"),
+        Column("hit_top_k", _F32, "", "steps at which all 50 most likely tokens are candidates"),
+        Column("hit_top_p", _F32, "", "the same of the most likely tokens with 95 % of the mass"),
+        Column("hit_min_p", _F32, "", "of tokens at least 5 % as likely as the most likely one"),
+        Column("mass", _F32, "", "probability of the candidates: draft acceptance"),
+        Column("neg_log_mass_nats", _F32, "nats", "-ln of that mass: KL(pruned|full)"),
+        Column("jsd_nats", _F32, "nats", "Jensen-Shannon divergence of pruned and full"),
         Column(
-            "neg_log_mass_nats", _F32, "nats", "-ln of that mass, mean over steps: KL(pruned|full)"
+            "backoff_kl_nats",
+            _F32,
+            "nats",
+            "KL(full|back-off): the missing mass spread evenly over the other tokens",
+        ),
+        Column(
+            "backoff_kl_causal_nats",
+            _F32,
+            "nats",
+            "the same, the missing mass foretold as its mean over the steps before",
         ),
         Column("set_size_mean", _F32, "tokens", "candidates really scored, pinned ones included"),
+        Column("fallback_frac", _F32, "", "steps at which the full head was run after all"),
         Column("cost_frac", _F32, "", "bytes read a step over those of the full head"),
         Column("macs_frac", _F32, "", "multiply-adds a step over those of the full head"),
         Column("nll_full", _F32, "nats a token", "surprisal of the recorded tokens, full head"),
@@ -497,6 +528,66 @@ VOCAB_RESULTS = Table(
             "the same from candidates, the missing mass spread evenly over the other tokens",
         ),
         _SCORED,
+    ),
+)
+
+SCORED = Table(
+    "scored_steps",
+    "a step on which candidate sets were tried: what is true of it whatever the set",
+    (
+        _SEQUENCE,
+        _DOMAIN,
+        _BUCKET,
+        Column("position", _I32, "tokens", "position of the predicted token"),
+        Column("token_id", _I32, "", "the recorded token"),
+        Column("best_id", _I32, "", "the most likely token"),
+        Column("class", _ID, "", "class of the recorded token"),
+        Column("best_class", _ID, "", "class of the most likely token"),
+        Column("nll_full", _F64, "nats", "surprisal of the recorded token"),
+        Column("best_prob", _F64, "", "probability of the most likely token"),
+        Column("entropy_nats", _F64, "nats", "entropy"),
+        Column("top_k_size", _I32, "tokens", "tokens at least as likely as the 50th"),
+        Column("top_p_size", _I32, "tokens", "most likely tokens that have 95 % of the mass"),
+        Column("min_p_size", _I32, "tokens", "tokens at least 5 % as likely as the most likely"),
+        Column("is_given", _BOOL, "", "of a text that was given, not made by the model"),
+        Column("regime", _I32, "", "stretch of steady entropy, counted from 0"),
+    ),
+)
+
+CANDIDATES = Table(
+    "candidates",
+    "an estimator's set of one size at one scored step",
+    (
+        _SEQUENCE,
+        Column("position", _I32, "tokens", "position of the predicted token"),
+        _ESTIMATOR,
+        _CONTROLLER,
+        _FIT,
+        _SIZE,
+        Column("set_size", _I32, "tokens", "candidates really scored, pinned ones included"),
+        Column("is_fallback", _BOOL, "", "the full head was run after all"),
+        Column("hit_chosen", _BOOL, "", f"the {_HIT_CHOSEN}"),
+        Column("hit_argmax", _BOOL, "", f"the {_HIT_ARGMAX}"),
+        Column("hit_top_k", _BOOL, "", "all 50 most likely tokens are candidates"),
+        Column("hit_top_p", _BOOL, "", "so are the most likely tokens with 95 % of the mass"),
+        Column("hit_min_p", _BOOL, "", "so are tokens at least 5 % as likely as the best"),
+        Column("neg_log_mass_nats", _F64, "nats", "-ln of the candidates' mass: KL(pruned|full)"),
+        Column("jsd_nats", _F32, "nats", "Jensen-Shannon divergence of pruned and full"),
+        Column("backoff_kl_nats", _F32, "nats", "KL(full|back-off with the true missing mass)"),
+        Column("backoff_kl_causal_nats", _F32, "nats", "KL(full|back-off with a foretold one)"),
+        Column("nll_backoff", _F32, "nats", "surprisal of the recorded token under the back-off"),
+    ),
+)
+
+CANDIDATE_SETS = Table(
+    "candidate_sets",
+    "an estimator's ranking at one of a few scored steps, for the union over a batch",
+    (
+        _SEQUENCE,
+        Column("position", _I32, "tokens", "position of the predicted token"),
+        _ESTIMATOR,
+        _CONTROLLER,
+        Column("ids", pa.list_(_I32), "", "candidates, best first, pinned ones left out"),
     ),
 )
 
@@ -574,6 +665,99 @@ ATTENTION_RESULTS = Table(
         Column("needed_frac_90", _F32, "", f"{_NEEDED} 90 %, {_WITH}"),
         Column("needed_frac_95", _F32, "", "95 %"),
         Column("needed_frac_99", _F32, "", "99 %"),
+    ),
+)
+
+ANCHOR_KEYS = 16
+"""Most attended keys of a row, mean over the heads of a layer, that are its anchors."""
+
+_HEAD = Column("head", _I16, "", "query head; -1: the mean of all heads' numbers")
+
+ATTENDED = Table(
+    "attended",
+    "how the attention of a query head foretells the next token on one sequence; means over scored "
+    "rows. Positions with the same token count as one; the sequence's first key is left out and "
+    "the rest of a row scaled to 1: the context",
+    (
+        _SEQUENCE,
+        _DOMAIN,
+        _BUCKET,
+        _LEVEL,
+        _LAYER,
+        _HEAD,
+        Column("first_row", _I32, "tokens", "position of the first row measured"),
+        Column("num_scored", _I32, "rows", "rows measured: those that a token follows"),
+        Column("copied_frac", _F32, "", "rows whose next token is in the context: copied rows"),
+        Column("distinct_tokens", _F32, "tokens", "distinct tokens in the context"),
+        Column("next_mass", _F32, "", "attention on the next token, of copied rows"),
+        Column("chance_mass", _F32, "", "what it would get if all positions got alike"),
+        Column(
+            "rank_median",
+            _F32,
+            "",
+            "median over copied rows of its rank among distinct tokens by attention, 1 the most "
+            "attended; tokens that get as much go before it",
+        ),
+        Column("reciprocal_rank", _F32, "", "mean of 1 / rank, of copied rows"),
+        Column("top_1_hit", _F32, "", "copied rows whose most attended token comes next"),
+        Column("top_8_hit", _F32, "", "whose next token is among the 8 most attended"),
+        Column("top_64_hit", _F32, "", "among the 64"),
+        Column("top_1_hit_all", _F32, "", "the same share of all rows: at most copied_frac"),
+        Column("top_8_hit_all", _F32, "", "of all rows, among the 8"),
+        Column("top_64_hit_all", _F32, "", "of all rows, among the 64"),
+        Column(
+            "repeated_frac",
+            _F32,
+            "",
+            "rows with a repeat: a position in the context that follows a copy of the row's token",
+        ),
+        Column("induction_mass", _F32, "", "attention on such positions, of rows with a repeat"),
+        Column("induction_chance", _F32, "", "what they would get if all positions got alike"),
+        Column("induction_hit", _F32, "", "rows with a repeat: the next token stands there"),
+    ),
+)
+
+_CONTEXT = (
+    Column("context_first", _I32, "tokens", "fewest tokens seen of the bucket, the row's included"),
+    Column("context_last", _I32, "tokens", "most tokens seen of the bucket"),
+)
+
+ANCHOR_DRIFT = Table(
+    "anchor_drift",
+    f"how a layer's anchors move on one sequence, in one bucket of context length: the "
+    f"{ANCHOR_KEYS} keys that the mean of its heads attends to most, the first key left out; means "
+    "over scored rows that see more keys than that",
+    (
+        _SEQUENCE,
+        _DOMAIN,
+        _BUCKET,
+        _LEVEL,
+        _LAYER,
+        *_CONTEXT,
+        Column("num_scored", _I32, "rows", "rows measured"),
+        Column("overlap_1", _F32, "", "Jaccard overlap with the anchors of the row before"),
+        Column("overlap_16", _F32, "", "with those of 16 rows before; null if there are none"),
+        Column("drift_1", _F32, "", "1 - overlap_1"),
+        Column("drift_16", _F32, "", "1 - overlap_16"),
+        Column("age_tokens", _F32, "tokens", "distance from a row to its anchors"),
+        Column("prompt_frac", _F32, "", "anchors that lie in the prompt; null in plain text"),
+    ),
+)
+
+ATTENDED_SUMMARY = Table(
+    "attended_summary",
+    "a measure of attended or anchor_drift over sequences, with its interval",
+    (
+        Column("layer", _I16, "", "layer number; -1: mean over layers within a sequence"),
+        _HEAD,
+        _DOMAIN,
+        *_CONTEXT,
+        _LEVEL,
+        Column("measure", _ID, "", "column that is summarised"),
+        Column("mean", _F64, "", "mean over sequences"),
+        Column("low", _F64, "", "lower end of the 95 % bootstrap interval; null below 3 sequences"),
+        Column("high", _F64, "", "upper end"),
+        Column("n", _I32, "sequences", "sequences that have a value"),
     ),
 )
 
@@ -770,6 +954,27 @@ TIMINGS = Table(
     ),
 )
 
+HEAD_TIMES = Table(
+    "head_times",
+    "a candidate-set size at a batch: what its rows of the head take on the machine of the run",
+    (
+        Column("batch", _I32, "", "hidden states multiplied at once, each with a set of its own"),
+        Column("size", _I32, "tokens", "candidates of each of them, random; at most V"),
+        Column("gathered_rows", _I32, "tokens", "rows of the union of the sets; median"),
+        Column("gather_s", _F64, "s", "copying these rows side by side; median"),
+        Column("multiply_s", _F64, "s", "their product with the hidden states; median"),
+        Column("contiguous_s", _F64, "s", "product alone, one list of size rows side by side"),
+        Column("full_s", _F64, "s", "product with the whole head; median"),
+        Column("spread_s", _F64, "s", "interquartile range of gathering and multiplying together"),
+        Column("full_spread_s", _F64, "s", "interquartile range of the whole head"),
+        Column("rounds", _I32, "", "how often each was timed, in turn"),
+        Column("threads", _I32, "", "threads of torch"),
+        Column("dtype", _ID, "", "the head's own type, in which it was multiplied"),
+        Column("head_share", _F64, "", "the head's part of the weight bytes a step reads; or null"),
+        Column("ceiling_free", _F64, "", "speed-up of a step at batch 1 if the head were free"),
+    ),
+)
+
 SHOWN = Table(
     "shown",
     "a token of a sequence that a report shows",
@@ -791,6 +996,9 @@ RESULT_TABLES = (
     KV_RESULTS,
     VOCAB_RESULTS,
     ATTENTION_RESULTS,
+    ATTENDED,
+    ANCHOR_DRIFT,
+    ATTENDED_SUMMARY,
     RECOMMENDED,
     SUMMARY,
     TIMINGS,
@@ -798,5 +1006,5 @@ RESULT_TABLES = (
 )
 """What a simulation writes that is asked for nothing in particular."""
 
-ASKED_TABLES = (STACKING, LOGITS, LOGIT_STATS, LAYER_RESULTS, LAYER_SUMMARY)
+ASKED_TABLES = (SCORED, CANDIDATES, STACKING, LOGITS, LOGIT_STATS, LAYER_RESULTS, LAYER_SUMMARY)
 """What stands in a results folder where it was asked for."""

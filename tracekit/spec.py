@@ -147,6 +147,36 @@ class HeadSpec:
     is_tied: bool = False
 
 
+NormKind = Literal["rms", "layer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormSpec:
+    """The norm between the last layer and the head: y = (offset + w) * x / rms(x) + b.
+
+    Parameters
+    ----------
+    kind
+        ``rms`` divides by the root mean square; ``layer`` subtracts the mean first.
+    eps
+        Added to the mean square under the root.
+    weight_offset
+        0.0, or 1.0 where the weight is stored less one (Gemma).
+    has_weight, has_bias
+        Whether there are w and b.
+    rounds_first
+        Whether x / rms(x) is rounded to the model's type before the weight multiplies it (Llama),
+        not after (Gemma); one and the same in float32.
+    """
+
+    kind: NormKind
+    eps: float
+    weight_offset: float = 0.0
+    has_weight: bool = True
+    has_bias: bool = False
+    rounds_first: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model as the recorder and the engines see it.
@@ -181,6 +211,12 @@ class ModelSpec:
         Longest sequence that it was made for, where longer ones run all the same; None if unknown.
     num_embeddings
         Rows of the input embedding: token ids must be below.
+    norm
+        The norm before the head; None if it is not understood, or an older version recorded it.
+    num_parameters
+        Numbers in all weights of the model, those that are tied counted once; None if unknown.
+    num_weight_bytes
+        Bytes of these weights as they were loaded; None if unknown.
     """
 
     name: str
@@ -196,6 +232,9 @@ class ModelSpec:
     attention: str
     trained_positions: int | None = None
     num_embeddings: int | None = None
+    norm: NormSpec | None = None
+    num_parameters: int | None = None
+    num_weight_bytes: int | None = None
 
     @property
     def kv_numbers_per_token(self) -> int:
@@ -219,12 +258,14 @@ class ModelSpec:
             name: RopeSpec(**{**rope, "inv_freq": tuple(rope["inv_freq"])})
             for name, rope in data["ropes"].items()
         }
+        norm = data.get("norm")
         spec = cls(
             **{
                 **data,
                 "layers": tuple(_layer_from_json(layer) for layer in data["layers"]),
                 "ropes": ropes,
                 "head": HeadSpec(**data["head"]),
+                "norm": None if norm is None else NormSpec(**norm),
             }
         )
         return spec if "trained_positions" in data else _with_split_positions(spec)

@@ -296,6 +296,7 @@ def test_every_command_and_flag_is_known() -> None:
                 "--capture",
                 "--maps",
                 "--attention-topk",
+                "--hidden-layers",
                 "--dtype-store",
                 "--head",
                 "--store-oproj",
@@ -319,7 +320,7 @@ def test_every_command_and_flag_is_known() -> None:
             ]
         ),
         "report": ["--json", "--out", "-o", "results"],
-        "show": ["--group", "--json", "--policy", "--sequence", "folder"],
+        "show": ["--attended", "--group", "--json", "--policy", "--sequence", "folder"],
         "simulate": sorted(
             [
                 "trace",

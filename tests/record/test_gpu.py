@@ -38,7 +38,13 @@ def prompts(tmp_path: Path) -> str:
 def test_a_recording_on_the_device_is_that_of_the_cpu(
     model_folder: Path, prompts: str, tmp_path: Path, batch_size: int
 ) -> None:
-    options = RecordOptions(max_new_tokens=8, batch_size=batch_size, maps="all", attention_topk=4)
+    options = RecordOptions(
+        max_new_tokens=8,
+        batch_size=batch_size,
+        maps="all",
+        attention_topk=4,
+        hidden_layers="all",
+    )
     for device in ("cpu", "cuda"):
         record(load_model(str(model_folder), device=device), prompts, tmp_path / device, options)
         assert not validate(tmp_path / device).problems
@@ -56,6 +62,9 @@ def test_a_recording_on_the_device_is_that_of_the_cpu(
             mine, theirs = (one.attention_inputs(sequence_id, layer) for one in (here, there))
             for kind, block in mine.items():
                 np.testing.assert_allclose(block.data, theirs[kind].data, atol=1e-3, rtol=1e-3)
+        for layer in here.residual_layers:
+            states = [one.residual(sequence_id, layer).data for one in (here, there)]
+            np.testing.assert_allclose(*states, atol=1e-3, rtol=1e-3)
 
 
 def test_device_memory_stands_in_the_steps(

@@ -21,6 +21,8 @@ def list_(
     from tracekit.kv.transform import TRANSFORMS
     from tracekit.model.builtin import BUILTIN_MODELS
     from tracekit.record.prompts import builtin_folder
+    from tracekit.vocab.check import CHECKS
+    from tracekit.vocab.controller import CONTROLLERS
     from tracekit.vocab.estimator import ESTIMATORS
 
     policies = [
@@ -32,6 +34,16 @@ def list_(
     estimators = [
         {"name": name, "text": ESTIMATORS.get(name)().text, "what": _summary(ESTIMATORS.get(name))}
         for name in ESTIMATORS.names()
+    ]
+    followers = [
+        {
+            "kind": registry.kind,
+            "name": name,
+            "text": registry.get(name)().text,
+            "what": _summary(registry.get(name)),
+        }
+        for registry in (CONTROLLERS, CHECKS)
+        for name in registry.names()
     ]
     parts_of_policies = [
         {"kind": registry.kind, "name": name, "what": _summary(registry.get(name))}
@@ -55,11 +67,19 @@ def list_(
             [[r["kind"], r["name"], r["what"]] for r in parts_of_policies],
         )
     )
+    parts.append(
+        table(
+            "after an estimator: ESTIMATOR+ESTIMATOR@CONTROLLER@CHECK",
+            ["kind", "name", "what it does", "in full"],
+            [[r["kind"], r["name"], r["what"], r["text"]] for r in followers],
+        )
+    )
     parts += [f"models: {', '.join(models)}", f"prompt sets: {', '.join(prompts)}"]
     data = {
         "policies": policies,
         "parts": parts_of_policies,
         "estimators": estimators,
+        "controllers_and_checks": followers,
         "models": models,
         "prompts": prompts,
     }

@@ -109,6 +109,14 @@ def record(
             help="Keep the K largest entries of each attention row.", rich_help_panel=_KEPT
         ),
     ] = 0,
+    hidden_layers: Annotated[
+        str,
+        typer.Option(
+            help="Layers whose outgoing hidden states are kept, for the logit lens: 20,24-28,-2 or "
+            "all.",
+            rich_help_panel=_KEPT,
+        ),
+    ] = "",
     dtype_store: Annotated[
         str,
         typer.Option(
@@ -255,6 +263,7 @@ def record(
         dtype_store=dtype_store,
         maps=parse_maps(maps),
         attention_topk=attention_topk,
+        hidden_layers=parse_layers("--hidden-layers", hidden_layers) if hidden_layers else (),
         head=head,
         store_oproj=store_oproj,
         probes=ProbeOptions(

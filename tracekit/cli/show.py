@@ -34,6 +34,13 @@ def show(
     group: Annotated[
         str, typer.Option(help="With --policy, which steps: a domain, 1-16, 2-4 nats ...")
     ] = "all",
+    attended: Annotated[
+        bool,
+        typer.Option(
+            help="Show how well the attention of results foretells the next token, by head, layer "
+            "and domain, and how its anchors drift."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout.")
     ] = False,
@@ -45,6 +52,10 @@ def show(
         from tracekit.cli.policy_stats import read_policy
 
         data, text = read_policy(Path(folder), policy, group)
+    elif attended:
+        from tracekit.cli.attended import read_attended
+
+        data, text = read_attended(Path(folder))
     elif (Path(folder) / "run.json").exists():
         from tracekit.cli.results import read_results
 
@@ -98,6 +109,9 @@ def _trace(trace: Trace) -> tuple[dict[str, Any], str]:
     ]
     if lost := int(steps["entropy_nats"].isna().sum()):
         head.append(f"{lost} steps have logits that are not finite: they are in no mean.")
+    if trace.residual_layers:
+        layers = ", ".join(map(str, trace.residual_layers))
+        head.append(f"hidden states that leave layers {layers}")
     if probes := manifest["settings"].get("probes"):
         rows_probed = frame["num_tokens"] - 1 - frame["probed_from"]
         head.append(

@@ -33,7 +33,8 @@ def simulate(
     vocab: Annotated[
         list[str] | None,
         typer.Option(
-            help="A vocabulary estimator: frequency, lowrank:rank=64; repeat it for several.",
+            help="A vocabulary estimator: frequency, lowrank:rank=64, frequency+previous; with what "
+            "sets its size and what checks: previous@rate@fallback; repeat it for several.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -233,7 +234,7 @@ def simulate(
 
 def _next(plan: Plan, path: Path) -> str:
     """Return the command that shows what was computed: layers have no report."""
-    if plan.families or plan.estimators or plan.attention:
+    if plan.families or plan.schemes or plan.attention:
         return f"tracekit report {path} -o report.html"
     return f"tracekit show {path}"
 

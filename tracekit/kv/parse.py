@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from tracekit.errors import UsageError
-from tracekit.kv.amounts import MOST_TOKENS, Amount, parse_kept, parse_part
+from tracekit.kv.amounts import Amount, parse_kept, parse_part
 from tracekit.kv.attached import attached_as, attached_names
 from tracekit.kv.budget import HEAD_BUDGETS, LAYER_BUDGETS
 from tracekit.kv.policy import Policy
@@ -14,6 +14,7 @@ from tracekit.kv.presets import PRESETS, Entry
 from tracekit.kv.schedule import Schedule, parse_schedule
 from tracekit.kv.select import Protection
 from tracekit.kv.text import NEUTRAL
+from tracekit.parameters import parse_value, split
 from tracekit.registry import unknown
 
 _PROTECTION = ("sinks", "recent", "grace", "template")
@@ -45,7 +46,7 @@ def parse(text: str) -> Policy:
     try:
         name, _, items = first.partition(":")
         _refuse_name(name)
-        return _build(PRESETS.get(name), _split(items), rest)
+        return _build(PRESETS.get(name), split(items), rest)
     except UsageError as error:
         msg = f"policy {text!r}: {error}"
         raise UsageError(msg) from error
@@ -58,18 +59,6 @@ def _refuse_name(name: str) -> None:
         raise UsageError(msg)
     if name not in PRESETS.names():
         raise UsageError(unknown("policy", name, [*PRESETS.names(), *attached_names()]))
-
-
-def _split(rest: str) -> dict[str, str]:
-    """Return ``a=1,b=2`` as a dictionary."""
-    given: dict[str, str] = {}
-    for part in filter(None, rest.split(",")):
-        name, equals, value = part.partition("=")
-        if not equals or name in given:
-            msg = f"{part!r} is not one new parameter: write name=value, each name once."
-            raise UsageError(msg)
-        given[name] = value
-    return given
 
 
 def _build(entry: Entry, given: dict[str, str], attached: list[str]) -> Policy:
@@ -105,7 +94,7 @@ def _build(entry: Entry, given: dict[str, str], attached: list[str]) -> Policy:
 def _attachment(text: str) -> tuple[str, Any]:
     """Return the field of a policy and the part that goes there, of a text after a ``+``."""
     name, _, rest = text.partition(":")
-    attached, given = attached_as(name), _split(rest)
+    attached, given = attached_as(name), split(rest)
     _refuse_unknown(given, [one.name for one in fields(attached.part)])
     return attached.field, _make(attached.part, given)
 
@@ -135,18 +124,6 @@ def _schedule(usual: dict[str, str], given: dict[str, str]) -> Schedule:
 
 def _value(name: str, hint: Any, text: str) -> Any:
     """Return a parameter's value of its annotated type."""
-    if get_origin(hint) is Literal:
-        if text not in get_args(hint):
-            raise UsageError(unknown(name, text, list(get_args(hint))))
-        return text
     if Amount in (hint, *get_args(hint)):
         return parse_part(text) if name == "recent" else parse_kept(text)
-    try:
-        value = hint(text)
-    except ValueError as error:
-        msg = f"{name}={text!r} is no {hint.__name__}."
-        raise UsageError(msg) from error
-    if hint in (int, float) and not abs(value) <= MOST_TOKENS:
-        msg = f"{name}={text} is no number that can be used: at most {MOST_TOKENS}."
-        raise UsageError(msg)
-    return value
+    return parse_value(name, hint, text)

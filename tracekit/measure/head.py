@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tracekit.errors import TraceError
+from tracekit.measure.memo import Memo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,8 @@ class Head:
         Bias [V], or None.
     spec
         Shape, scale and soft-cap.
+    memo
+        What was computed from the head alone.
 
     Raises
     ------
@@ -57,7 +60,7 @@ class Head:
     weight_VE: torch.Tensor
     bias_V: torch.Tensor | None
     spec: HeadSpec
-    _truncations: dict[int, Truncation] = field(default_factory=dict, init=False, repr=False)
+    memo: Memo = field(default_factory=Memo, init=False, repr=False)
 
     def __post_init__(self) -> None:
         wanted = [self.spec.num_rows, self.spec.hidden_size]
@@ -109,7 +112,12 @@ class Head:
             and widened before scale and soft-cap.
         """
         hidden_TE = hidden_TE.to(self.weight_VE)
-        logits_TV = torch.nn.functional.linear(hidden_TE, self.weight_VE, self.bias_V).float()
+        return self.capped(
+            torch.nn.functional.linear(hidden_TE, self.weight_VE, self.bias_V).float()
+        )
+
+    def capped(self, logits_TV: torch.Tensor) -> torch.Tensor:
+        """Return softcap(scale * x), computed in place: it keeps the order of logits."""
         if self.spec.scale != 1.0:
             logits_TV *= self.spec.scale
         if self.spec.softcap is not None:
@@ -147,11 +155,12 @@ class Head:
             float64: an E x E problem instead of a V x E one.
         """
         rank = min(rank, self.spec.hidden_size)
-        if rank not in self._truncations:
-            dtype, axes_ER = self.weight_VE.dtype, self._axes(rank)
-            parts = [(part.double() @ axes_ER).to(dtype) for part in self._row_blocks()]
-            self._truncations[rank] = Truncation(axes_ER.to(dtype), torch.cat(parts))
-        return self._truncations[rank]
+        return self.memo.get(("truncated", rank), lambda: self._truncate(rank))
+
+    def _truncate(self, rank: int) -> Truncation:
+        dtype, axes_ER = self.weight_VE.dtype, self._axes(rank)
+        parts = [(part.double() @ axes_ER).to(dtype) for part in self._row_blocks()]
+        return Truncation(axes_ER.to(dtype), torch.cat(parts))
 
     def _axes(self, rank: int) -> torch.Tensor:
         size = self.spec.hidden_size

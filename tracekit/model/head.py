@@ -45,9 +45,7 @@ def head_tensors(model: Any) -> dict[str, torch.Tensor]:
     if not head.weight.is_floating_point():
         msg = f"the head's weight is packed as {head.weight.dtype}; load the model without quantisation."
         raise ModelError(msg)
-    decoder = decoder_of(model)
-    norms = (getattr(decoder, name, None) for name in _NORM_NAMES)
-    norm = next((one for one in norms if one is not None), None)
+    norm = final_norm(model)
     found = {
         "head.weight": head.weight,
         "head.bias": getattr(head, "bias", None),
@@ -56,6 +54,13 @@ def head_tensors(model: Any) -> dict[str, torch.Tensor]:
         "embedding.weight": None if _is_tied(model) else embedding.weight,
     }
     return {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
+
+
+def final_norm(model: Any) -> Any | None:
+    """Return the module between the last layer and the head; None if it has no known name."""
+    decoder = decoder_of(model)
+    norms = (getattr(decoder, name, None) for name in _NORM_NAMES)
+    return next((one for one in norms if one is not None), None)
 
 
 def read_head(model: Any, end: ForwardEnd) -> HeadSpec:

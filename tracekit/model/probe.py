@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,8 @@ from tracekit.model.tap import tap
 from tracekit.model.versions import cache_keyword, new_cache
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tracekit.model.tap import AttentionCall, ForwardEnd
 
 PROBE_TOKENS = 4
@@ -32,6 +35,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.calls: list[AttentionCall] = []
+        self.residuals: dict[int, torch.Tensor] = {}
 
     def attention(self, call: AttentionCall) -> None:
         """Keep a call."""
@@ -40,6 +44,10 @@ class Seen:
     def forward(self, end: ForwardEnd) -> None:
         """Keep the end."""
         self.end = end
+
+    def residual(self, layer: int, hidden_BTE: torch.Tensor) -> None:
+        """Keep what leaves a layer."""
+        self.residuals[layer] = hidden_BTE
 
     def of(self, layer: int) -> list[AttentionCall]:
         """Return the calls of one layer."""
@@ -59,14 +67,20 @@ def takes_positions(model: Any) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
-def watch(model: Any, ids: torch.Tensor, *, shift: int | None = None) -> Seen:
-    """Run the model on ids, its positions moved if asked for, and return what was seen."""
+def watch(
+    model: Any, ids: torch.Tensor, *, shift: int | None = None, residuals: Collection[int] = ()
+) -> Seen:
+    """Run the model on ids, its positions moved if asked for, and return what was seen.
+
+    Of the layers in ``residuals`` the hidden states that leave them are seen as well.
+    """
     seen = Seen()
     inputs = {"input_ids": ids.to(model.device), cache_keyword(model): new_cache(model)}
     if shift is not None:
         positions = torch.arange(shift, shift + ids.shape[1], device=model.device)
         inputs["position_ids"] = positions[None]
-    with torch.no_grad(), tap(model, seen):
+    leaving = {layer: partial(seen.residual, layer) for layer in residuals}
+    with torch.no_grad(), tap(model, seen, leaving):
         model(**inputs, use_cache=True)
     return seen
 

@@ -13,6 +13,7 @@ from tracekit.model.cache_bytes import cache_layers
 from tracekit.model.fingerprint import fingerprint
 from tracekit.model.fit import fit_bias, is_straight
 from tracekit.model.head import read_head
+from tracekit.model.norm import last_layer, read_norm
 from tracekit.model.probe import BIAS_PROBE_TOKENS, check_causal, probe_ids, takes_positions, watch
 from tracekit.model.read_positions import read_positions
 from tracekit.model.read_rope import SHIFT, is_same, read_ropes, rope_of
@@ -58,7 +59,8 @@ def read_spec(model: Any, *, name: str, num_tokens: int, revision: str | None = 
         msg = f"{name} computes in {dtype}; load it as float32, bfloat16 or float16."
         raise ModelError(msg)
     ids = probe_ids(config)
-    seen = watch(model, ids)
+    seen = watch(model, ids, residuals=last_layer(model))
+    norm = read_norm(model, seen)
     check_causal(model, ids, seen, gate=SAME_GATES[dtype])
     ropes = read_ropes(model)
     layers = _read_layers(seen, config.num_hidden_layers, gate=CHECK_GATES[dtype])
@@ -86,6 +88,9 @@ def read_spec(model: Any, *, name: str, num_tokens: int, revision: str | None = 
         attention=config._attn_implementation,
         trained_positions=trained,
         num_embeddings=len(model.get_input_embeddings().weight),
+        norm=norm,
+        num_parameters=model.num_parameters(),
+        num_weight_bytes=sum(weight.nbytes for weight in model.parameters()),
     )
 
 

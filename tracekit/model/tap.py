@@ -17,10 +17,11 @@ from tracekit.errors import ModelError, UsageError
 from tracekit.model.bypass import bypassing_hooks
 from tracekit.model.decoder import decoder_of, layers_by_module
 from tracekit.model.override import implementations, overridden
+from tracekit.model.residuals import residual_hooks
 from tracekit.model.versions import cache_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from tracekit.model.bypass import Attended
     from tracekit.model.override import Around
@@ -110,7 +111,11 @@ class Observer(Protocol):
 
 
 @contextmanager
-def tap(model: Any, observer: Observer) -> Iterator[None]:
+def tap(
+    model: Any,
+    observer: Observer,
+    residuals: Mapping[int, Callable[[torch.Tensor], None]] | None = None,
+) -> Iterator[None]:
     """Let ``observer`` see the model's forward passes until the block ends, however it ends.
 
     Parameters
@@ -119,19 +124,24 @@ def tap(model: Any, observer: Observer) -> Iterator[None]:
         A causal language model of transformers.
     observer
         Called once an attention call of the decoder and once a forward pass.
+    residuals
+        By layer, who is told of the hidden states [B, T, E] that leave it.
 
     Raises
     ------
     UsageError
         If a tap is open already, in this thread or another.
     ModelError
-        From the model's forward pass: its head reads something else than its decoder returns.
+        If there is no telling which modules are the layers; from the model's forward pass: its head
+        reads something else than its decoder returns.
     """
     with alone(), ExitStack() as stack:
         around = _tell_attention(layers_by_module(model), observer)
         for name in implementations(model):
             stack.enter_context(overridden(name, around))
         for handle in bypassing_hooks(decoder_of(model), _tell_bypassing(observer)):
+            stack.callback(handle.remove)
+        for handle in residual_hooks(model, residuals or {}):
             stack.callback(handle.remove)
         for handle in _PassHooks(observer).install(model):
             stack.callback(handle.remove)

@@ -1,6 +1,6 @@
 """What the forward passes of a batch show, taken as they run and written in blocks.
 
-Only what cannot be derived later is kept: new queries, keys, values, and final hidden states.
+Only what cannot be derived later is kept: new queries, keys, values, hidden states.
 Statistics are derived when a block is written, while its keys are at hand.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,11 +17,12 @@ from tracekit.errors import ModelError
 from tracekit.model.cache_bytes import cache_layers
 from tracekit.model.read_spec import CHECK_GATES, check_attention
 from tracekit.record.passes import Pass, Passes
+from tracekit.record.residuals import RESIDUAL, Residuals
 from tracekit.record.rows import FullRows, Rows, WindowRows
 from tracekit.record.strips import Strips
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tracekit.model.tap import AttentionCall, ForwardEnd
     from tracekit.record.lane import Lane
@@ -62,6 +64,7 @@ class Capture:
         self._store = lanes[0].store
         self._layers: dict[int, Rows] = {}
         self._strips = Strips()
+        self._residuals = Residuals(self._strips)
         self._hidden: list[torch.Tensor] = []
         self._limit = PENDING_BYTES
         self._first_hidden = 0
@@ -85,6 +88,17 @@ class Capture:
         for lane, stop in zip(self._lanes, stops, strict=True):
             lane.stop = stop
         self._is_prefill = False
+
+    @property
+    def leaving(self) -> dict[int, Callable[[torch.Tensor], None]]:
+        """Who is told of the hidden states that leave each layer, of those that are kept."""
+        return {layer: partial(self.residual, layer) for layer in self._store.residual_layers}
+
+    def residual(self, layer: int, hidden_BTE: torch.Tensor) -> None:
+        """Take the hidden states that leave a layer."""
+        self._residuals.add(layer, hidden_BTE)
+        if hidden_BTE.nbytes >= self._limit // len(self._spec.layers):
+            self._write_residual(layer)  # a long prompt: each layer is written as it comes
 
     def attention(self, call: AttentionCall) -> None:
         """Take the new rows of one layer's attention."""
@@ -135,6 +149,7 @@ class Capture:
         """Write what waits if it is much."""
         pending = self._strips.num_bytes + sum(piece.nbytes for piece in self._hidden)
         pending += sum(rows.num_bytes for rows in self._layers.values())
+        pending += self._residuals.num_bytes
         if pending >= self._limit or len(self._passes.waiting) >= PENDING_PASSES:
             self._write_layers()
             self._write_steps([row.tolist() for row in self._ids_BC])
@@ -193,6 +208,8 @@ class Capture:
         for (layer, name), pieces in self._strips.take().items():
             if (layer, name) == HIDDEN:
                 self._hidden += [piece[:, 0] for piece in pieces]
+            elif name == RESIDUAL:
+                self._residuals.take_back(layer, pieces)
             else:
                 self._layers[layer].take_back(name, pieces)
 
@@ -201,12 +218,20 @@ class Capture:
         for rows in self._layers.values():
             if not rows.is_empty:
                 self._write(rows)
+        for layer in self._residuals.waiting:
+            self._write_residual(layer)
 
     def _write(self, rows: Rows) -> None:
         """Write a layer's waiting rows, each sequence's by itself."""
         taken = rows.clear()
         for lane in self._lanes:
             lane.attention(rows.layer, taken)
+
+    def _write_residual(self, layer: int) -> None:
+        """Write the hidden states of a layer that wait."""
+        first, hidden_BTE = self._residuals.clear(layer)
+        for lane in self._lanes:
+            lane.residual(layer, first, hidden_BTE)
 
     def _write_steps(self, ids: Sequence[Sequence[int]]) -> None:
         """Write the steps whose tokens are known; ``ids`` have their columns of padding."""

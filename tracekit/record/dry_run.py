@@ -53,7 +53,8 @@ def estimate(loaded: LoadedModel, source: Source, options: RecordOptions) -> Est
     Raises
     ------
     ModelError
-        If the model cannot give the influence probes that are asked for.
+        If the model cannot give the influence probes, or the hidden states of layers, that are
+        asked for.
     """
     probes = options.probes if options.capture == "influence" else None
     if probes is not None:
@@ -69,6 +70,7 @@ def estimate(loaded: LoadedModel, source: Source, options: RecordOptions) -> Est
         store_oproj=options.store_oproj,
         maps=options.wanted(loaded.spec).maps,
         attention_topk=options.attention_topk,
+        residual_layers=options.residual_layers(loaded.spec),
         probes=probes,
     )
     return Estimate(

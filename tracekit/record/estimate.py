@@ -83,6 +83,7 @@ def estimate_bytes(
     store_oproj: bool = False,
     maps: Collection[int] = (),
     attention_topk: int = 0,
+    residual_layers: Collection[int] = (),
     probes: ProbeOptions | None = None,
 ) -> dict[str, int]:
     """Return the bytes of a trace, by file; shards are added up.
@@ -99,6 +100,8 @@ def estimate_bytes(
         Layers whose maps are stored.
     attention_topk
         Largest entries that are stored of each row.
+    residual_layers
+        Layers whose outgoing hidden states are stored, taken to be of the model's type.
     probes
         Influence probes; None for none.
 
@@ -117,6 +120,7 @@ def estimate_bytes(
     data = dict.fromkeys(_names(seen, capture), 0.0)
     stored = seen if layout.holds(capture, "qkv") else []
     item_bytes = ITEM_BYTES[spec.dtype if dtype_store == "native" else dtype_store]
+    residual_bytes = len(residual_layers) * spec.head.hidden_size * item_bytes
     probed = [spec.layers[at] for at in probes.chosen(spec)] if probes else []
     for one in lengths:
         for name, count in _num_rows(spec, seen, one).items():
@@ -127,13 +131,13 @@ def estimate_bytes(
             data["attention"] += _entries_bytes(seen, one.num_rows, set(maps), attention_topk)
         if "tensors" in data:
             data["tensors"] += _tensor_bytes(spec, stored, one.num_rows, item_bytes)
+            data["tensors"] += one.num_rows * residual_bytes
         if probes:
             data["tensors"] += one.num_probed * _probe_bytes(probed, probes)
     tokens = sum(one.num_prompt + one.num_new for one in lengths)
     texts = SEQUENCE_BYTES * len(lengths) + TEXT_BYTES_PER_TOKEN * tokens
-    num_groups = len(lengths) * len(stored) + len(probed) * sum(
-        one.num_probed > 0 for one in lengths
-    )
+    num_groups = len(lengths) * (len(stored) + len(residual_layers))
+    num_groups += len(probed) * sum(one.num_probed > 0 for one in lengths)
     return found | _shard_bytes(data, texts, len(lengths), num_groups)
 
 

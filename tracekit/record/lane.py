@@ -10,6 +10,7 @@ import numpy as np
 from tracekit import schema
 from tracekit.record.attention_stats import KeyTotals, attention_rows, num_entries
 from tracekit.record.ragged import attention_table
+from tracekit.record.residuals import RESIDUAL
 from tracekit.record.steps import step_columns
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tracekit.spec import LayerSpec
 
 BLOCK_BYTES = 32 << 20
-"""Queries, keys and values of one row group at most."""
+"""Tensors of one row group at most."""
 
 NEVER = 1 << 62
 """Column at which a sequence ends while its end is not known."""
@@ -92,6 +93,20 @@ class Lane:
             wanted=self.store.wanted,
         )
         self._put_attention(layer, low - self.pad, high - low, columns)
+
+    def residual(self, layer: int, first: int, hidden_BTE: torch.Tensor) -> None:
+        """Write the hidden states that left a layer, which stand in columns from ``first`` on."""
+        low, high = max(first, self.pad), min(first + hidden_BTE.shape[1], self.stop)
+        if low >= high:
+            return
+        own_TE = hidden_BTE[self.number, low - first : high - first]
+        stored_TE = own_TE if self.store.dtype is None else own_TE.to(self.store.dtype)
+        # Checked as stored: single numbers of a residual may be too large for float16.
+        self.note_bad(layer, low - self.pad, stored_TE)
+        size = max(1, BLOCK_BYTES // stored_TE[0].nbytes)
+        for start in range(0, len(stored_TE), size):
+            part_TE = stored_TE[start : start + size]
+            self._put_blocks(layer, low - self.pad + start, {RESIDUAL: part_TE})
 
     def steps(
         self, first: int, hidden_TE: torch.Tensor, targets: Sequence[int], passes: Passes

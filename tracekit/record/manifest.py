@@ -60,6 +60,7 @@ def recording_settings(
         "dtype_store": options.dtype_store,
         "maps": sorted(options.wanted(loaded.spec).maps),
         "attention_topk": options.attention_topk,
+        "hidden_layers": list(options.residual_layers(loaded.spec)),
         "head": options.head,
         "store_oproj": options.store_oproj,
         "probes": options.probes.to_json(loaded.spec) if options.capture == "influence" else None,

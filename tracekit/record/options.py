@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from tracekit.errors import UsageError
+from tracekit.model.norm import refuse_residuals
 from tracekit.record.attention_stats import Wanted
-from tracekit.record.layer_choice import Choice, chosen_layers
+from tracekit.record.layer_choice import Choice, chosen_layers, decoder_layers
 from tracekit.record.probe_options import ProbeOptions
 from tracekit.record.sampler import Sampler
 from tracekit.registry import unknown
@@ -47,12 +48,15 @@ class RecordOptions:
     seed
         Of the sampler; each sequence has its own, made of this one and its id.
     dtype_store
-        ``native`` keeps queries, keys and values bit for bit; ``float16`` halves a float32 model's
-        and moves the kept set of some heads.
+        ``native`` keeps queries, keys, values and hidden states of layers bit for bit; ``float16``
+        halves a float32 model's and moves the kept set of some heads.
     maps
         Layers whose attention is kept whole, negative ones counted from the top, or ``all``.
     attention_topk
         Largest entries of each attention row to keep with their keys.
+    hidden_layers
+        Decoder layers whose outgoing hidden states are kept, for logit lenses: negative ones counted
+        from the top, or ``all``.
     head
         ``store`` the language-model head, so that vocabulary replay needs no model, or ``omit`` it.
     store_oproj
@@ -73,6 +77,7 @@ class RecordOptions:
     dtype_store: str = "native"
     maps: Choice = ()
     attention_topk: int = 0
+    hidden_layers: Choice = ()
     head: str = "store"
     store_oproj: bool = False
     probes: ProbeOptions = field(default_factory=ProbeOptions)
@@ -103,6 +108,9 @@ class RecordOptions:
         if self.capture == "steps" and (self.maps or self.attention_topk):
             msg = "capture steps has no attention: maps and attention_topk need hidden or qkv."
             raise UsageError(msg)
+        if self.capture == "steps" and self.hidden_layers:
+            msg = "capture steps stores no tensors: hidden_layers needs capture hidden or more."
+            raise UsageError(msg)
         if self.store_oproj and not layout.holds(self.capture, "qkv"):
             msg = (
                 f"output projections are of use beside queries, keys and values only: store_oproj "
@@ -122,6 +130,21 @@ class RecordOptions:
             If the model has no such layer, or its attention cannot be seen.
         """
         return Wanted(self.attention_topk, chosen_layers("maps", self.maps, spec))
+
+    def residual_layers(self, spec: ModelSpec) -> tuple[int, ...]:
+        """Return the layers of a model whose outgoing hidden states are kept, in order.
+
+        Raises
+        ------
+        UsageError
+            If the model has no such layer.
+        ModelError
+            If its final norm is not understood: no logits could be derived from them.
+        """
+        layers = decoder_layers("hidden_layers", self.hidden_layers, spec)
+        if layers:
+            refuse_residuals(spec)
+        return layers
 
 
 def new_tokens(job: Job, options: RecordOptions) -> int:

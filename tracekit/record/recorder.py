@@ -192,6 +192,7 @@ class _Recording:
             with_attention=options.capture != "steps",
             with_tensors=layout.holds(options.capture, "qkv"),
             wanted=options.wanted(spec),
+            residual_layers=options.residual_layers(spec),
             dtype=STORE_DTYPES[options.dtype_store],
         )
 

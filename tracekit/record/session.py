@@ -155,7 +155,7 @@ class Session:
     def _answers(
         self, wishes: Sequence[Wish], cache: Any, capture: Capture, prefill_chunk: int | None
     ) -> list[list[int]]:
-        with tap(self._loaded.model, capture):
+        with tap(self._loaded.model, capture, capture.leaving):
             return generate(
                 self._loaded,
                 wishes,
@@ -236,8 +236,16 @@ class Session:
 
     def _why_bad(self, position: int, layer: int) -> str:
         where = "the final hidden states" if layer == NEVER else f"layer {layer}"
-        dtype = self._loaded.spec.dtype
-        hint = "; load the model as bfloat16 or float32." if dtype == "float16" else "."
+        dtype, stored = self._loaded.spec.dtype, self._options.dtype_store
+        kept = "" if stored == "native" else f" and stored in {stored}"
+        hint = (
+            "; load the model as bfloat16 or float32."
+            if dtype == "float16"
+            else "; if the numbers are too large for it, store them natively or in bfloat16."
+            if stored == "float16"
+            else "."
+        )
         return (
-            f"{where} computed in {dtype} first held NaN or infinity at position {position}{hint}"
+            f"{where} computed in {dtype}{kept} first held NaN or infinity at position "
+            f"{position}{hint}"
         )

@@ -36,6 +36,8 @@ class Store:
         keys and values.
     wanted
         What is kept of attention rows beside their statistics.
+    residual_layers
+        Layers whose outgoing hidden states are kept.
     dtype
         Type in which tensors are stored; None: as computed.
     """
@@ -48,4 +50,5 @@ class Store:
     with_attention: bool
     with_tensors: bool
     wanted: Wanted
+    residual_layers: tuple[int, ...]
     dtype: torch.dtype | None

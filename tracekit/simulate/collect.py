@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracekit import schema
+from tracekit.simulate.attended import summarise_attended
 from tracekit.simulate.calibration import calibration
 from tracekit.simulate.logit_stats import logit_stats
 from tracekit.simulate.recommend import recommend
@@ -33,7 +34,11 @@ OF_CELLS = (
     schema.LOGITS,
     schema.LAYER_RESULTS,
     schema.VOCAB_RESULTS,
+    schema.SCORED,
+    schema.CANDIDATES,
     schema.ATTENTION_RESULTS,
+    schema.ATTENDED,
+    schema.ANCHOR_DRIFT,
 )
 """Tables of which cells have rows."""
 
@@ -61,6 +66,9 @@ def collect(trace: Trace, results: Results, plan: Plan, done: Sequence[Done]) ->
     kv, convention = _plain(_whole(rows["kv"])), plan.inside.convention
     made: dict[schema.Table, Mapping[str, Sequence[Any]]] = {
         schema.SUMMARY: summarise(kv, _plain(rows["vocab"]), seed=seed),
+        schema.ATTENDED_SUMMARY: summarise_attended(
+            _plain(rows["attended"]), _plain(rows["anchor_drift"]), seed=seed
+        ),
         schema.RECOMMENDED: recommend(_plain(rows["attention"]), seed=seed),
         schema.STACKING: stacking(kv, seed=seed),
         schema.CALIBRATION: calibrated.columns,

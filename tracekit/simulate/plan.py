@@ -16,7 +16,7 @@ from tracekit.measure.influence import BLOCK_ROWS
 from tracekit.registry import unknown
 from tracekit.schema import RESULTS_VERSION
 from tracekit.simulate.stacking import parts_of
-from tracekit.vocab.estimator import Estimator, parse_estimator
+from tracekit.vocab.scheme import Scheme, parse_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,8 +82,8 @@ class Plan:
     ----------
     families
         KV policies; those of one inner tuple differ in the kept amount alone and share their work.
-    estimators, sizes
-        Vocabulary estimators and candidate-set sizes.
+    schemes, sizes
+        Vocabulary estimators, each with what sets its size, and candidate-set sizes.
     attention
         Whether attention statistics are taken.
     sweep
@@ -105,7 +105,7 @@ class Plan:
     """
 
     families: tuple[tuple[Policy, ...], ...]
-    estimators: tuple[Estimator, ...]
+    schemes: tuple[Scheme, ...]
     sizes: tuple[int, ...]
     attention: bool = False
     sweep: Sweep | None = None
@@ -131,7 +131,7 @@ class Plan:
         """Return the plan for ``run.json``."""
         return {
             "kv": [policy.text for policy in self.policies],
-            "vocab": [estimator.text for estimator in self.estimators],
+            "vocab": [scheme.text for scheme in self.schemes],
             "sizes": list(self.sizes),
             "attention": self.attention,
             "rules": [] if self.sweep is None else [rule.text for rule in self.sweep.rules],
@@ -240,10 +240,10 @@ def make_plan(
             # What is stacked is compared with its parts.
             for one in (policy, *(parts_of(policy) or ())):
                 families.setdefault(one.family, {})[one.text] = one
-    estimators = {one.text: one for one in map(parse_estimator, vocab or ())}
+    schemes = {one.text: one for one in map(parse_scheme, vocab or ())}
     return Plan(
         families=tuple(tuple(family.values()) for family in families.values()),
-        estimators=tuple(estimators.values()),
+        schemes=tuple(schemes.values()),
         sizes=tuple(sorted(set(sizes))),
         attention=bool(attention),
         sweep=sweep,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tracekit.simulate.attended import attended_tables
 from tracekit.simulate.attention import attention_rows
 from tracekit.simulate.layers import sweep_sequence
 from tracekit.simulate.levels import Local, Predicted, Propagated
@@ -11,6 +12,8 @@ from tracekit.simulate.question import Answers, Question, Tables, all_or_each, s
 from tracekit.simulate.recorded_model import RecordedModel
 from tracekit.simulate.stacks import why_no_layer
 from tracekit.simulate.vocab import VocabReplay
+from tracekit.simulate.weights import Weights
+from tracekit.trace import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,30 +30,53 @@ class Vocabulary(Question):
     """What candidate sets of an estimator cover, at all sizes."""
 
     name = "vocab"
-    tables = ("vocab",)
-    why_not = "no step was decoded there, or the trace has no other prompt to fit it on"
+    tables = ("vocab", "candidates", "candidate_sets")
+    why_not = "no step was decoded there"
 
-    def __init__(self, trace: Trace, plan: Plan, progress: Progress) -> None:
-        self._trace, self._plan, self._progress = trace, plan, progress
+    def __init__(self, replay: VocabReplay, plan: Plan) -> None:
+        self._plan, self._replay = plan, replay
         sizes = ",".join(map(str, plan.sizes))
-        self._estimators = {f"{one.text}: {sizes}": one for one in plan.estimators}
-        self._replay: VocabReplay | None = None
+        self._schemes = {f"{one.text}: {sizes}": one for one in plan.schemes}
 
     @property
     def cells(self) -> list[str]:
-        """Estimators."""
-        return list(self._estimators)
+        """Estimators, each with what sets its size."""
+        return list(self._schemes)
 
     def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
         """Return estimators, computed together: they share the logits."""
+        schemes = {cell: self._schemes[cell] for cell in cells}
+        why = {cell: self._replay.why_not(one, sequence) for cell, one in schemes.items()}
 
         def compute(some: Sequence[str]) -> dict[str, Tables]:
-            if self._replay is None:
-                self._replay = VocabReplay(self._trace, self._progress)
-            by_text = {self._estimators[cell].text: cell for cell in some}
-            chosen = [self._estimators[cell] for cell in some]
-            rows = self._replay.sequence(sequence, chosen, self._plan.sizes)
-            return {by_text[text]: {"vocab": table} for text, table in rows.items()}
+            chosen = [schemes[cell] for cell in some]
+            made = self._replay.sequence(sequence, chosen, self._plan.sizes)
+            return {cell: made[schemes[cell].text] for cell in some}
+
+        able = [cell for cell in cells if why[cell] is None]
+        answers = all_or_each(compute, able) if able else Answers()
+        answers.skipped |= {cell: reason for cell, reason in why.items() if reason is not None}
+        return answers
+
+
+class ScoredSteps(Question):
+    """What is true of the steps that candidate sets are tried on, whatever the set."""
+
+    name = "scored"
+    tables = ("scored_steps",)
+    cells = ["scored steps"]  # noqa: RUF012
+    why_not = "no step was decoded there"
+
+    def __init__(self, replay: VocabReplay) -> None:
+        self._replay = replay
+
+    def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
+        """Return the one cell."""
+        if why := self._replay.no_steps(sequence):
+            return Answers(skipped=dict.fromkeys(cells, why))
+
+        def compute(some: Sequence[str]) -> dict[str, Tables]:
+            return {cell: {"scored_steps": self._replay.facts(sequence)} for cell in some}
 
         return all_or_each(compute, cells)
 
@@ -76,6 +102,36 @@ class Attention(Question):
         def compute(some: Sequence[str]) -> dict[str, Tables]:
             rows = attention_rows(self._trace, sequence)
             return {cell: {"attention": rows} for cell in some if rows.num_rows}
+
+        return all_or_each(compute, cells)
+
+
+class Attended(Question):
+    """How the attention of each query head foretells the next token."""
+
+    name = "attended"
+    tables = ("attended", "anchor_drift")
+    cells = ["attended tokens"]  # noqa: RUF012
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    @property
+    def why_not(self) -> str:
+        """No queries and keys, no layer, or no row."""
+        if not layout.holds(self._trace.capture, "qkv"):
+            return (
+                f"the trace has no queries and keys (--capture {self._trace.capture}), record it "
+                "with --capture qkv"
+            )
+        return why_no_layer(self._trace) or "no token follows a row after its prompt"
+
+    def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
+        """Return the one cell."""
+
+        def compute(some: Sequence[str]) -> dict[str, Tables]:
+            tables = attended_tables(self._trace, sequence)
+            return {cell: tables for cell in some if tables[self.name].num_rows}
 
         return all_or_each(compute, cells)
 
@@ -140,8 +196,9 @@ def questions(trace: Trace, plan: Plan, progress: Progress) -> list[Question]:
     asked = [levels[level]() for level in plan.levels] if plan.families else []
     if plan.sweep is not None:
         asked.append(Layers(trace, plan, plan.sweep, model))
-    if plan.estimators:
-        asked.append(Vocabulary(trace, plan, progress))
+    if plan.schemes:
+        replay = VocabReplay(trace, Weights(trace, model, progress))
+        asked += [Vocabulary(replay, plan), ScoredSteps(replay)]
     if plan.attention:
-        asked.append(Attention(trace))
+        asked += [Attention(trace), Attended(trace)]
     return asked

@@ -33,8 +33,25 @@ class RecordedModel:
         self._trace, self._inside, self._progress = trace, inside, progress
 
     @cached_property
+    def plain(self) -> LoadedModel:
+        """The model, whatever can be run inside it.
+
+        Raises
+        ------
+        InputError
+            If there is no such model.
+        ModelError
+            If what is found there is another one.
+        """
+        spec, inside = self._trace.spec, self._inside
+        name = spec.name if inside.model is None else inside.model
+        loaded = load_model(name, dtype=spec.dtype, device=inside.device, say=self._progress.say)
+        loaded.require(spec)
+        return loaded
+
+    @cached_property
     def loaded(self) -> LoadedModel:
-        """The model.
+        """The model, where eviction can be run inside it.
 
         Raises
         ------
@@ -43,10 +60,7 @@ class RecordedModel:
         ModelError
             If what is found there is another one, or eviction cannot be run inside it.
         """
-        spec, inside = self._trace.spec, self._inside
-        name = spec.name if inside.model is None else inside.model
-        loaded = load_model(name, dtype=spec.dtype, device=inside.device, say=self._progress.say)
-        loaded.require(spec)
+        loaded = self.plain
         refuse(loaded)
         refuse_bypassing(loaded.model)
         return loaded

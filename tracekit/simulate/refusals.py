@@ -48,10 +48,10 @@ def refuse_impossible(trace: Trace, plan: Plan) -> None:
         )
         raise TraceError(msg)
     why = why_no_layer(trace)
-    if plan.families and not plan.estimators and why is not None:
+    if plan.families and not plan.schemes and why is not None:
         msg = f"{why}: {trace.spec.name} has nothing for --kv, name --vocab instead."
         raise TraceError(msg)
-    if plan.estimators and trace.capture == "steps":
+    if plan.schemes and trace.capture == "steps":
         msg = (
             f"vocabulary replay needs final hidden states: {trace.path} was recorded with "
             "--capture steps, record it with --capture hidden or qkv."

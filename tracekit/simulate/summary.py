@@ -49,9 +49,16 @@ KV_MEASURES = (
 VOCAB_MEASURES = (
     "hit_chosen",
     "hit_argmax",
+    "hit_top_k",
+    "hit_top_p",
+    "hit_min_p",
     "mass",
     "neg_log_mass_nats",
+    "jsd_nats",
+    "backoff_kl_nats",
+    "backoff_kl_causal_nats",
     "set_size_mean",
+    "fallback_frac",
     "cost_frac",
     "macs_frac",
     "nll_full",
@@ -95,8 +102,9 @@ def summarise(kv: pd.DataFrame, vocab: pd.DataFrame, *, seed: int) -> dict[str, 
         for part, rest in cells.parts(counted):
             x, target = (float(part[name].mean()) for name in (x_name, "target_frac"))
             rows += _measures(part, KV_MEASURES, shared | rest | {"x": x, "target": target}, seed)
-    for _, frame in vocab.groupby(["estimator", "size"], observed=True, sort=False):
-        text, size = str(frame["estimator"].iloc[0]), float(frame["size"].iloc[0])
+    by = ["estimator", "controller", "fit", "size"]
+    for (*scheme, _), frame in vocab.groupby(by, observed=True, sort=False):
+        text, size = scheme_name(*map(str, scheme)), float(frame["size"].iloc[0])
         shared = {
             "question": "vocab",
             "family": text,
@@ -111,6 +119,13 @@ def summarise(kv: pd.DataFrame, vocab: pd.DataFrame, *, seed: int) -> dict[str, 
             rows += _measures(part, VOCAB_MEASURES, shared | rest, seed)
     names = [column.name for column in schema.SUMMARY.columns]
     return {name: [row[name] for row in rows] for name in names}
+
+
+def scheme_name(estimator: str, controller: str, fit: str) -> str:
+    """Return what an estimator with a controller is called: its text, and how sizes were fitted."""
+    control = controller.removeprefix("fixed").removeprefix("@")
+    fitted = "" if fit in ("asked", "others") else f" fit={fit}"
+    return f"{estimator}@{control}{fitted}" if control else estimator
 
 
 class _Cells:

@@ -1,18 +1,18 @@
-"""Candidate sets on one recorded sequence: exact coverage of estimators at all sizes."""
+"""Candidate sets on one recorded sequence, as rows of the results."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from tracekit import schema
-from tracekit.measure.head import Head
-from tracekit.measure.tensors import to_torch
+from tracekit.simulate.candidate_rows import candidate_tables
+from tracekit.simulate.corpus import read_corpus, read_sequence
 from tracekit.simulate.kv import length_bucket
-from tracekit.vocab.engine import Fit, evaluate
+from tracekit.vocab.engine import evaluate, facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,108 +20,126 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from tracekit.progress import Progress
+    from tracekit.simulate.weights import Weights
     from tracekit.trace.reader import Trace
-    from tracekit.vocab.estimator import Estimator
+    from tracekit.vocab.others import Corpus, Text
+    from tracekit.vocab.scheme import Scheme
+    from tracekit.vocab.view import Decoder
 
 PINNED = ("special", "byte")
 """Token classes that are always candidates."""
 
 
-def load_head(trace: Trace, progress: Progress) -> Head:
-    """Return the language-model head: from the trace, else from the model it names.
-
-    Raises
-    ------
-    ModelError
-        If the model under that name is another one than was recorded.
-    """
-    if trace.has_head:
-        return Head.load(trace.weights_path, trace.spec.head)
-    progress.say(f"the trace was recorded with --head omit: reading it from {trace.spec.name}.")
-    from tracekit.model.head import head_tensors
-    from tracekit.model.load import load_model
-
-    loaded = load_model(trace.spec.name)
-    loaded.require(trace.spec)
-    tensors = head_tensors(loaded.model)
-    return Head(tensors["head.weight"], tensors.get("head.bias"), trace.spec.head)
-
-
 class VocabReplay:
-    """What all sequences of a trace share: the head, the pinned ids, token counts by prompt.
+    """What all sequences of a trace share: the head, the pinned ids, the texts of prompts.
 
     Parameters
     ----------
     trace
         Recorded with final hidden states.
-    progress
-        Told where the head comes from if the trace does not hold it.
+    weights
+        The head and what belongs to it.
     """
 
-    def __init__(self, trace: Trace, progress: Progress) -> None:
-        self._trace = trace
-        self._head = load_head(trace, progress)
-        vocabulary = trace.vocabulary()
-        pinned = vocabulary.loc[vocabulary["class"].isin(PINNED), "token_id"]
-        self._pinned = torch.tensor(pinned.to_numpy(dtype=np.int64))
-        prompts = trace.sequences.set_index("sequence_id")["prompt_id"]
-        tokens = trace.table("tokens", columns=["sequence_id", "token_id"])
-        self._fit = Fit.count(
-            tokens["token_id"].to_numpy(),
-            tokens["sequence_id"].astype(str).map(prompts).to_numpy(),
-            num_rows=trace.spec.head.num_rows,
-        )
+    def __init__(self, trace: Trace, weights: Weights) -> None:
+        self._trace, self._weights = trace, weights
+
+    def no_steps(self, sequence: pd.Series[Any]) -> str | None:
+        """Return why a sequence has no steps to try sets on, if it has none."""
+        if self._trace.capture == "steps":
+            return (
+                f"{self._trace.path} holds no hidden states: record it with --capture hidden, qkv "
+                "or influence"
+            )
+        return None if len(self._text(sequence).scored_S) else "no step was decoded there"
+
+    def why_not(self, scheme: Scheme, sequence: pd.Series[Any]) -> str | None:
+        """Return why a scheme cannot be tried on a sequence, if it cannot."""
+        if why := self.no_steps(sequence):
+            return why
+        trace, name = self._trace, str(sequence["sequence_id"])
+        if scheme.reads_others and not self._corpus.without(str(sequence["prompt_id"])).texts:
+            return "it is fitted on other prompts, and the trace has none"
+        for needs in (part.needs for part in scheme.estimator.parts):
+            if needs.attention is not None:
+                layers = needs.attention.numbers(len(trace.spec.layers))
+                missing = set(layers) - set(trace.stored_layers(name))
+                if missing:
+                    return (
+                        f"it reads the attention of layer {min(missing)}, whose queries and keys "
+                        "the trace does not hold"
+                    )
+            if needs.residual is not None:
+                layer = needs.residual + len(trace.spec.layers) * (needs.residual < 0)
+                if layer not in trace.residual_layers:
+                    return (
+                        f"it reads the hidden states of layer {layer}: record with "
+                        f"--hidden-layers {layer}"
+                    )
+        return None
 
     def sequence(
-        self, sequence: pd.Series[Any], estimators: Sequence[Estimator], sizes: Sequence[int]
-    ) -> dict[str, pa.Table]:
-        """Return, by estimator text, the rows of ``schema.VOCAB_RESULTS`` on one sequence.
-
-        Scored are the generated tokens that a decoding step predicted: the first one comes out of
-        the prompt's own pass, which runs the full head. Of given text all tokens are scored that
-        count in its window. A sequence without such tokens has no rows, nor has an estimator that
-        is fitted on other prompts where there are none.
-        """
-        sequence_id = str(sequence["sequence_id"])
-        steps = self._trace.table(
-            "steps",
-            sequence_id=sequence_id,
-            columns=["sequence_id", "position", "path", "is_scored"],
-        )
-        tokens = self._trace.table("tokens", sequence_id=sequence_id)
-        is_given = sequence["text_source"] == "given"
-        counts = steps["is_scored"] & (is_given | (steps["path"].astype(str) == "decode"))
-        scored = steps["position"].to_numpy()[counts.to_numpy()] - 1
-        fit = self._fit.without(str(sequence["prompt_id"]))
-        # Without another prompt there is nothing to count: the order would be that of ids.
-        is_alone = not bool(fit.counts_V.any())
-        estimators = [one for one in estimators if not (is_alone and one.needs.counts)]
-        if not len(scored) or not estimators:
-            return {}
-        hidden = self._trace.hidden(sequence_id)
-        cells = evaluate(
-            estimators,
+        self, sequence: pd.Series[Any], schemes: Sequence[Scheme], sizes: Sequence[int]
+    ) -> dict[str, dict[str, pa.Table]]:
+        """Return, by scheme text, rows on one sequence by table name."""
+        text = self._text(sequence)
+        tried = evaluate(
+            schemes,
             sizes,
-            hidden_TE=to_torch(hidden.data, hidden.dtype),
-            token_ids_T=torch.tensor(tokens["token_id"].to_numpy(dtype=np.int64)),
-            scored_S=torch.tensor(scored),
-            head=self._head,
-            pinned_ids=self._pinned,
-            fit=fit,
+            recorded=read_sequence(self._trace, text, self._weights),
+            decoder=self._decoder,
+            others=self._corpus.without(text.prompt_id, text.domain),
         )
-        rows: dict[str, list[dict[str, Any]]] = {}
-        for cell in cells:
-            rows.setdefault(cell.estimator, []).append(asdict(cell))
         shared = {
-            "sequence_id": sequence_id,
+            "sequence_id": text.sequence_id,
             "domain": sequence["domain"],
-            "controller": "fixed",
             "bucket": length_bucket(int(sequence["num_tokens"])),
         }
         return {
-            text: schema.VOCAB_RESULTS.build(
-                len(some), {name: [row[name] for row in some] for name in some[0]} | shared
+            scheme.text: candidate_tables(
+                [one for one in tried if one.asked.scheme == scheme],
+                sizes,
+                text.scored_S.numpy() + 1,
+                self._decoder.head,
+                shared,
             )
-            for text, some in rows.items()
+            for scheme in schemes
         }
+
+    def facts(self, sequence: pd.Series[Any]) -> pa.Table:
+        """Return the rows of ``schema.SCORED`` on one sequence."""
+        text = self._text(sequence)
+        others = self._corpus.without(text.prompt_id, text.domain)
+        recorded = read_sequence(self._trace, text, self._weights)
+        columns: dict[str, Any] = dict(facts(recorded, self._decoder, others))
+        classes = self._classes
+        columns |= {
+            "sequence_id": text.sequence_id,
+            "domain": sequence["domain"],
+            "bucket": length_bucket(int(sequence["num_tokens"])),
+            "class": classes[columns["token_id"]],
+            "best_class": classes[columns["best_id"]],
+            "is_given": sequence["text_source"] == "given",
+        }
+        return schema.SCORED.build(len(columns["position"]), columns)
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        return read_corpus(self._trace)
+
+    @cached_property
+    def _classes(self) -> np.ndarray:
+        """Class of each row of the head; rows that no token has are padding."""
+        classes = np.full(self._trace.spec.head.num_rows, "padding", dtype=object)
+        vocabulary = self._trace.vocabulary()
+        classes[vocabulary["token_id"].to_numpy()] = vocabulary["class"].astype(str)
+        return classes
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        pinned = np.flatnonzero(np.isin(self._classes.astype(str), PINNED))
+        return self._weights.decoder(torch.from_numpy(pinned))
+
+    def _text(self, sequence: pd.Series[Any]) -> Text:
+        name = str(sequence["sequence_id"])
+        return next(one for one in self._corpus.texts if one.sequence_id == name)

@@ -20,8 +20,8 @@ class Block:
     Parameters
     ----------
     data
-        The numbers: final hidden states [T, E]; queries [H, T, D]; keys and values [G, T, D];
-        influence [P, H, R, D'].
+        The numbers: hidden states [T, E]; queries [H, T, D]; keys and values [G, T, D]; influence
+        [P, H, R, D'].
         bfloat16 comes as its bits in uint16 (numpy has no such type).
     dtype
         ``float32``, ``float16`` or ``bfloat16``; ``measure.tensors.to_torch`` reads both fields.

@@ -14,26 +14,24 @@ from tracekit.registry import unknown
 from tracekit.schema import SEQUENCES, SHARD_TABLES
 from tracekit.spec import ModelSpec
 from tracekit.trace import layout
-from tracekit.trace.block import NUMPY_DTYPES, Block
+from tracekit.trace.block import Block
 from tracekit.trace.manifest import read_manifest
 from tracekit.trace.open_folder import open_folder
+from tracekit.trace.tensor_files import TensorFiles
 from tracekit.trace.weights import PROJECTION_BIAS, PROJECTION_WEIGHT, Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     import pandas as pd
-    import pyarrow.parquet as pq
 
     from tracekit.trace.folder import AnyPath
 
 __all__ = ["Block", "Trace"]
 
-TENSORS = "tensors.parquet"
-
-INFLUENCE = "influence"
-"""Kind of tensor that has probes."""
+_ATTENTION = ("query", "key", "value")
+"""Kinds of tensors that attention is made of."""
 
 _TABLES = {table.name: table for table in SHARD_TABLES}
 
@@ -63,8 +61,7 @@ class Trace:
         self.manifest: dict[str, Any] = read_manifest(self.folder)
         self.spec = ModelSpec.from_json(self.manifest["model"])
         self.capture: str = self.manifest["settings"]["capture"]
-        self._files: dict[AnyPath, pq.ParquetFile] = {}
-        self._indices: dict[AnyPath, pd.DataFrame] = {}
+        self._tensors = TensorFiles(self.folder, self.capture)
 
     def __repr__(self) -> str:
         return f"Trace({str(self.path)!r}: {self.spec.name}, {len(self.sequences)} sequences)"
@@ -185,7 +182,48 @@ class Trace:
 
     def hidden(self, sequence_id: str) -> Block:
         """Return the final hidden states [T, E]; row t predicts token t + 1."""
-        return self._joined(sequence_id, -1, axis=0)["hidden"]
+        return self._joined(sequence_id, -1, ["hidden"], axis=0)["hidden"]
+
+    @property
+    def residual_layers(self) -> tuple[int, ...]:
+        """Layers whose outgoing hidden states are stored, in order."""
+        return tuple(self.manifest["settings"].get("hidden_layers", ()))
+
+    def residual(self, sequence_id: str, layer: int) -> Block:
+        """Return the hidden states [T, E] that leave a decoder layer, before the final norm.
+
+        ``measure.norm.Norm`` and the head make logits of them: the logit lens.
+
+        Raises
+        ------
+        UsageError
+            If there is no such sequence, or the layer was not recorded.
+        TraceError
+            If they should be there and are not.
+        """
+        if layer not in self.residual_layers:
+            listed = ", ".join(map(str, self.residual_layers))
+            msg = (
+                f"the trace holds hidden states of {f'layers {listed}' if listed else 'no layer'}, so "
+                f"none of layer {layer}; record with --hidden-layers {layer}."
+            )
+            raise UsageError(msg)
+        return self._joined(sequence_id, layer, ["residual"], axis=0)["residual"]
+
+    def embedding(self) -> Block:
+        """Return the input embedding [V, E], the head's weight where it is tied to it.
+
+        Raises
+        ------
+        TraceError
+            If it was not stored, or the file of weights is damaged.
+        """
+        name = "head.weight" if self.spec.head.is_tied else "embedding.weight"
+        found = self._weight(name)
+        if found is None:
+            msg = f"{self.path} holds no input embedding; record with --head store."
+            raise TraceError(msg)
+        return found
 
     def attention_inputs(self, sequence_id: str, layer: int) -> dict[str, Block]:
         """Return ``query`` [H, T, D], ``key`` and ``value`` [G, T, D] of one layer, post-RoPE.
@@ -193,9 +231,11 @@ class Trace:
         Keys and values of a layer that shares another's are that one's.
         """
         self._check_layer(layer)
-        blocks = self._joined(sequence_id, layer, axis=1)
+        blocks = self._joined(sequence_id, layer, _ATTENTION, axis=1)
         owner = self.spec.layers[layer].owner
-        return blocks if owner is None else self._joined(sequence_id, owner, axis=1) | blocks
+        if owner is None:
+            return blocks
+        return self._joined(sequence_id, owner, _ATTENTION, axis=1) | blocks
 
     def influence(self, sequence_id: str, layer: int) -> tuple[int, Block] | None:
         """Return the influence probes of one layer and the position of their first row.
@@ -220,16 +260,7 @@ class Trace:
         first = self.sequences.set_index("sequence_id")["probed_from"][sequence_id]
         if probes is None or np.isnan(first) or layer not in probes["layers"]:
             return None
-        rows = self._rows(shard, sequence_id, layer)
-        rows = rows[rows["kind"] == INFLUENCE]
-        if rows.empty:
-            msg = f"{shard / TENSORS} lacks the probes of layer {layer} of {sequence_id}."
-            raise TraceError(msg)
-        parts: dict[int, list[np.ndarray]] = {}
-        for row, array in self._arrays(shard, rows):
-            parts.setdefault(int(row["first_position"]), []).append(array)
-        joined = np.concatenate([np.stack(own) for own in parts.values()], axis=2)
-        return int(first), Block(joined, str(rows["dtype"].iloc[0]))
+        return int(first), self._tensors.probes(shard, sequence_id, layer)
 
     def attention_map(self, sequence_id: str, layer: int) -> np.ndarray:
         """Return the attention of one layer, float16 [H, T, T]; what a query does not see is 0.
@@ -254,9 +285,7 @@ class Trace:
 
     def stored_layers(self, sequence_id: str) -> list[int]:
         """Return the layers whose queries, keys and values are stored."""
-        index = self._index(self._shard_of(sequence_id))
-        is_own = (index["sequence_id"] == sequence_id) & (index["kind"] == "query")
-        return sorted(int(layer) for layer in index.loc[is_own, "layer"].unique())
+        return self._tensors.layers(self._shard_of(sequence_id), sequence_id, "query")
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < len(self.spec.layers):
@@ -270,45 +299,11 @@ class Trace:
     def _weight(self, name: str) -> Block | None:
         return Block(*self._weights.read(name)) if name in self._weights.names else None
 
-    def _joined(self, sequence_id: str, layer: int, *, axis: int) -> dict[str, Block]:
-        """Return the tensors of one layer by kind, their blocks joined along positions."""
+    def _joined(
+        self, sequence_id: str, layer: int, kinds: Collection[str], *, axis: int
+    ) -> dict[str, Block]:
         shard = self._shard_of(sequence_id)
-        rows = self._rows(shard, sequence_id, layer)
-        rows = rows[rows["kind"] != INFLUENCE]
-        if rows.empty:
-            what = f"tensors of layer {layer}" if layer >= 0 else "final hidden states"
-            msg = (
-                f"the trace holds no {what} of {sequence_id}: it was recorded with --capture "
-                f"{self.capture}, or the layer was left out."
-            )
-            raise TraceError(msg)
-        parts: dict[str, list[np.ndarray]] = {}
-        for row, array in self._arrays(shard, rows):
-            parts.setdefault(row["kind"], []).append(array)
-        dtype = str(rows["dtype"].iloc[0])
-        return {
-            kind: Block(blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis), dtype)
-            for kind, blocks in parts.items()
-        }
-
-    def _rows(self, shard: AnyPath, sequence_id: str, layer: int) -> pd.DataFrame:
-        """Return the rows of one layer in the index of a shard's tensors, by position and probe."""
-        index = self._index(shard)
-        rows = index[(index["sequence_id"] == sequence_id) & (index["layer"] == layer)]
-        return rows.sort_values(["first_position", "probe"], kind="stable")
-
-    def _arrays(
-        self, shard: AnyPath, rows: pd.DataFrame
-    ) -> Iterator[tuple[dict[Hashable, Any], np.ndarray]]:
-        """Yield each row of the index with its tensor; a row group is read once."""
-        for group, members in rows.groupby("row_group", sort=False):
-            with self.folder.explained(shard / TENSORS):
-                data = self._file(shard).read_row_group(int(str(group)), columns=["data"])["data"]
-            for row in members.to_dict("records"):
-                raw = np.frombuffer(
-                    data[row["row_in_group"]].as_buffer(), NUMPY_DTYPES[row["dtype"]]
-                )
-                yield row, raw.reshape(row["shape"])
+        return self._tensors.joined(shard, sequence_id, layer, kinds, axis=axis)
 
     def _ended(self, shard: AnyPath, rows: pa.Table) -> pa.Table:
         """Return the rows of a shard's own sequences: others never ended, or ended elsewhere."""
@@ -332,25 +327,3 @@ class Trace:
             for shard, rows in self._listings.items()
             for name in rows["sequence_id"].to_pylist()
         }
-
-    def _file(self, shard: AnyPath) -> pq.ParquetFile:
-        if shard not in self._files:
-            path = shard / TENSORS
-            if not self.folder.exists(path):
-                msg = f"{path} is missing: the trace was recorded with --capture {self.capture}."
-                raise TraceError(msg)
-            self._files[shard] = self.folder.parquet(path)
-        return self._files[shard]
-
-    def _index(self, shard: AnyPath) -> pd.DataFrame:
-        """Return the key columns of a shard's tensors and the row group of each row."""
-        if shard not in self._indices:
-            file = self._file(shard)
-            names = ["sequence_id", "kind", "layer", "probe", "first_position", "shape", "dtype"]
-            with self.folder.explained(shard / TENSORS):
-                frame = file.read(columns=names).to_pandas()
-            sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-            frame["row_group"] = np.repeat(np.arange(len(sizes)), sizes)
-            frame["row_in_group"] = np.concatenate([np.arange(size) for size in sizes])
-            self._indices[shard] = frame
-        return self._indices[shard]

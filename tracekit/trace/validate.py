@@ -129,6 +129,7 @@ def _sequence(trace: Trace, sequence: pd.Series[Any], vocabulary: pd.DataFrame) 
         lambda: _cache(trace, sequence),
         lambda: _attention(trace, sequence),
         lambda: _tensors(trace, sequence),
+        lambda: _residuals(trace, sequence),
         lambda: _influence(trace, sequence),
     ]
     found: list[Problem] = []
@@ -235,6 +236,16 @@ def _tensors(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:
             heads = layer.num_heads if kind == "query" else layer.num_kv_heads
             if block.data.shape[:2] != (heads, passed):
                 yield f"tensors: {kind} of layer {index} has shape {block.data.shape}"
+
+
+def _residuals(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:
+    wanted = (int(sequence["num_tokens"]) - 1, trace.spec.head.hidden_size)
+    for layer in trace.residual_layers:
+        block = trace.residual(str(sequence["sequence_id"]), layer)
+        if block.data.shape != wanted:
+            yield f"tensors: hidden states of layer {layer} have shape {block.data.shape}, not {wanted}"
+        if not block.is_finite:
+            yield f"tensors: hidden states of layer {layer} are not all finite"
 
 
 def _influence(trace: Trace, sequence: pd.Series[Any]) -> Iterator[str]:

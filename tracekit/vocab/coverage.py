@@ -1,4 +1,4 @@
-"""What nested candidate sets cover of the true distribution, all sizes of a ranking at once."""
+"""What nested candidate sets cover of the true distribution, any sizes of a ranking at once."""
 
 from __future__ import annotations
 
@@ -8,131 +8,205 @@ from typing import TYPE_CHECKING
 import torch
 
 from tracekit.errors import TracekitError
-from tracekit.measure.divergence import neg_log_mass_nats
+from tracekit.measure.divergence import jsd_of_mass_nats
+from tracekit.vocab.check import Scored
+from tracekit.vocab.order import packed
+from tracekit.vocab.truth import RULES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from tracekit.vocab.truth import Truth
 
 
-@dataclass(frozen=True, eq=False)
-class Truth:
-    """The true distribution of some steps, and the tokens that are always candidates.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prefixes:
+    """Sums over a ranking's prefixes and over what is outside of them.
 
-    Parameters
-    ----------
-    logp_SV
-        Log-probabilities under the full head, float64 [S, V].
-    best_S
-        Most likely token of each step, the lowest id of equal ones.
-    chosen_S
-        Recorded token of each step.
-    pinned_P
-        Ids that are always candidates, none twice.
-    """
-
-    logp_SV: torch.Tensor
-    best_S: torch.Tensor
-    chosen_S: torch.Tensor
-    pinned_P: torch.Tensor
-
-    @classmethod
-    def of(cls, logits_SV: torch.Tensor, chosen_S: torch.Tensor, pinned_P: torch.Tensor) -> Truth:
-        """Return the truth of logits of any floating type."""
-        logp_SV = logits_SV.double().log_softmax(1)
-        # Taken from the logits: the shift to log-probabilities may make two of them equal.
-        return cls(logp_SV, logits_SV.argmax(1), chosen_S, pinned_P)
-
-
-def coverage(truth: Truth, ids_SK: torch.Tensor, sizes: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Return what the pinned tokens and the first ``size`` other tokens of a ranking cover.
+    Column c is of the set of the pinned tokens and the first c others, [S, K + 1] each: sums inside
+    and outside are taken each by itself, so that neither is a difference from 1.
 
     Parameters
     ----------
     truth
         The steps.
     ids_SK
-        Ranking of each step, best first, int64 [S, K]; -1 is no token, and pinned tokens in it are
-        passed over, so that a size counts the tokens beside them.
-    sizes
-        Sizes N; from V on all tokens are candidates, whatever the ranking.
-
-    Returns
-    -------
-    dict
-        float64 [S, N] by the column of ``schema.VOCAB_RESULTS`` whose mean over steps it is.
-
-    Raises
-    ------
-    TracekitError
-        If a ranking holds a token twice.
-
-    Notes
-    -----
-    Masses are summed in log space, inside and outside of the set each by itself, so that neither
-    is a difference from 1. ``nll_backoff`` is the surprisal under p on the set and (1 - m) spread
-    evenly over the V - |C| other tokens: the back-off whose weight is the true missing mass, the
-    best one of its kind.
+        The ranking beside the pinned tokens, -1 behind its end.
+    pinned_P
+        Ids in every set.
+    num_ranked_S
+        Ids of each step's ranking.
+    inside, outside
+        Mass.
+    entropy_outside
+        Sum of -p ln p.
+    best_outside
+        Largest ln p, -inf where nothing is outside.
     """
-    num_rows = truth.logp_SV.shape[1]
-    ids_SK = _beside_pinned(truth, ids_SK, min(max(sizes), num_rows))
-    whole_N = torch.tensor([size >= num_rows for size in sizes])
-    end_N = torch.tensor([min(size, ids_SK.shape[1]) for size in sizes])
-    count_SN = len(truth.pinned_P) + torch.minimum((ids_SK >= 0).sum(1, keepdim=True), end_N)
-    count_SN = count_SN.masked_fill(whole_N, num_rows)
 
-    mass_SN, tail_SN = _log_masses(truth, ids_SK, end_N)
-    mass_SN, tail_SN = mass_SN.masked_fill(whole_N, 0), tail_SN.masked_fill(whole_N, -torch.inf)
-    neg_log_mass_SN = neg_log_mass_nats(mass_SN, tail_SN)
+    truth: Truth
+    ids_SK: torch.Tensor
+    pinned_P: torch.Tensor
+    num_ranked_S: torch.Tensor
+    inside: torch.Tensor
+    outside: torch.Tensor
+    entropy_outside: torch.Tensor
+    best_outside: torch.Tensor
 
-    has_chosen_SN = _holds(truth, ids_SK, truth.chosen_S, end_N) | whole_N
-    nll_S1 = -truth.logp_SV.gather(1, truth.chosen_S[:, None])
-    spread_SN = torch.log((num_rows - count_SN).clamp_min(1).double()) - tail_SN
-    return {
-        "hit_chosen": has_chosen_SN.double(),
-        "hit_argmax": (_holds(truth, ids_SK, truth.best_S, end_N) | whole_N).double(),
-        "mass": torch.exp(-neg_log_mass_SN),
-        "neg_log_mass_nats": neg_log_mass_SN,
-        "set_size_mean": count_SN.double(),
-        "nll_full": nll_S1.expand(-1, len(sizes)),
-        "nll_backoff": torch.where(has_chosen_SN, nll_S1, spread_SN),
-    }
+    @classmethod
+    def of(cls, truth: Truth, ids_SK: torch.Tensor, pinned_P: torch.Tensor, limit: int) -> Prefixes:
+        """Return the sums of a ranking, int64 [S, K], best first; -1 is no token.
+
+        Pinned tokens in it are passed over, so that a size counts the tokens beside them; at most
+        ``limit`` others are looked at.
+
+        Raises
+        ------
+        TracekitError
+            If a ranking holds a token twice, or one that the head does not have.
+        """
+        ids_SK = _beside_pinned(ids_SK, pinned_P, truth.num_rows)[:, :limit]
+        ids_SK = ids_SK[:, : int((ids_SK >= 0).sum(1).max())]
+        is_none_SK, slot_SK = ids_SK < 0, ids_SK.clamp_min(0)
+        is_outside_SV = _unlisted(ids_SK, truth.num_rows)
+        is_outside_SV[:, pinned_P] = 0
+
+        def ranked(values_SV: torch.Tensor, nothing: float) -> torch.Tensor:
+            return values_SV.gather(1, slot_SK).masked_fill_(is_none_SK, nothing)
+
+        def outside(values_SV: torch.Tensor) -> torch.Tensor:
+            rest_S = torch.linalg.vecdot(values_SV, is_outside_SV)
+            from_end = torch.cat([rest_S[:, None], ranked(values_SV, 0).flip(1)], 1).cumsum(1)
+            return from_end.flip(1)
+
+        best_S = _best_outside(truth, is_outside_SV)
+        best = torch.cat([best_S[:, None], ranked(truth.logp_SV, -torch.inf).flip(1)], 1)
+        pinned_S1 = truth.prob_SV[:, pinned_P].sum(1, keepdim=True)
+        return cls(
+            truth=truth,
+            ids_SK=ids_SK,
+            pinned_P=pinned_P,
+            num_ranked_S=(~is_none_SK).sum(1),
+            inside=torch.cat([pinned_S1, ranked(truth.prob_SV, 0)], 1).cumsum(1),
+            outside=outside(truth.prob_SV),
+            entropy_outside=outside(truth.entropy_SV),
+            best_outside=best.cummax(1).values.flip(1),
+        )
+
+    def counts(self, size_SN: torch.Tensor) -> torch.Tensor:
+        """Return how many of the ranking each set of a wanted size holds, int64 [S, N]."""
+        return torch.minimum(size_SN, self.num_ranked_S[:, None])
+
+    def scored(self, count_SN: torch.Tensor) -> Scored:
+        """Return what the logits of the sets say, and nothing else."""
+        logits_SV = self.truth.logits_SV.double()
+        pinned_SP = logits_SV[:, self.pinned_P]
+        ranked_SK = logits_SV.gather(1, self.ids_SK.clamp_min(0))
+        ranked_SK.masked_fill_(self.ids_SK < 0, -torch.inf)
+        nothing_S1 = ranked_SK.new_full((len(ranked_SK), 1), -torch.inf)
+        first_S1 = torch.cat([nothing_S1, pinned_SP], 1).amax(1, keepdim=True)
+        total_S1 = torch.cat([nothing_S1, pinned_SP], 1).logsumexp(1, keepdim=True)
+        best = torch.cat([first_S1, ranked_SK], 1).cummax(1).values
+        total = torch.cat([total_S1, ranked_SK], 1).logcumsumexp(1)
+        return Scored(
+            ids_SK=self.ids_SK,
+            count_SN=count_SN,
+            pinned_P=self.pinned_P,
+            best_SN=best.gather(1, count_SN),
+            logsumexp_SN=total.gather(1, count_SN),
+        )
+
+    def covered(self, count_SN: torch.Tensor, is_whole_SN: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what sets cover, by column of ``schema.CANDIDATES``.
+
+        Parameters
+        ----------
+        count_SN
+            Tokens of the ranking in each set.
+        is_whole_SN
+            Steps at which all tokens are candidates after all.
+
+        Returns
+        -------
+        dict
+            [S, N] each: bool for hits, int64 for ``set_size``, float64 for the rest.
+
+        Notes
+        -----
+        With q = p / m on the set, KL(q || p) = -ln m. ``backoff_kl_nats`` is KL(p || q') with q' = p
+        on the set and 1 - m spread evenly over the other tokens, the best back-off of its kind; it is
+        (1 - m) KL(rest || even). ``nll_backoff`` is the surprisal under q'. A sampler's set is
+        covered if the likeliest token outside is less likely than its last.
+        """
+        truth, num_rows = self.truth, self.truth.num_rows
+        size_SN = (count_SN + len(self.pinned_P)).masked_fill(is_whole_SN, num_rows)
+        inside_SN = self.inside.gather(1, count_SN)
+        outside_SN = self.outside.gather(1, count_SN).masked_fill(size_SN == num_rows, 0)
+        best_SN = self.best_outside.gather(1, count_SN).masked_fill(is_whole_SN, -torch.inf)
+        log_rest_SN = (num_rows - size_SN).clamp_min(1).double().log()
+        spread_SN = torch.xlogy(outside_SN, outside_SN) - outside_SN * log_rest_SN
+        entropy_SN = self.entropy_outside.gather(1, count_SN)
+        backoff_SN = (-entropy_SN - spread_SN).clamp_min(0).masked_fill(outside_SN == 0, 0)
+        has_chosen_SN = self._holds(truth.chosen_S, count_SN) | is_whole_SN
+        nll_S1 = -truth.logp_SV.gather(1, truth.chosen_S[:, None])
+        hits = {
+            f"hit_{rule}": (best_SN < truth.least_S[rule][:, None]) | (best_SN == -torch.inf)
+            for rule in RULES
+        }
+        return {
+            "nll_full": nll_S1.expand_as(outside_SN),
+            "set_size": size_SN,
+            "hit_chosen": has_chosen_SN,
+            "hit_argmax": self._holds(truth.best_S, count_SN) | is_whole_SN,
+            **hits,
+            "neg_log_mass_nats": _neg_log_mass(inside_SN, outside_SN),
+            "missing_mass": outside_SN,
+            "jsd_nats": jsd_of_mass_nats(1 - outside_SN).clamp_min(0),
+            "backoff_kl_nats": backoff_SN,
+            "nll_backoff": torch.where(has_chosen_SN, nll_S1, log_rest_SN - outside_SN.log()),
+        }
+
+    def _holds(self, token_S: torch.Tensor, count_SN: torch.Tensor) -> torch.Tensor:
+        """Return whether a token of each step is in each set, bool [S, N]."""
+        is_pinned_S1 = torch.isin(token_S, self.pinned_P)[:, None]
+        is_it_SK = self.ids_SK == token_S[:, None]
+        never_S1 = is_it_SK.new_ones((len(is_it_SK), 1))
+        place_S1 = torch.cat([is_it_SK, never_S1], 1).int().argmax(1, keepdim=True)
+        is_there_S1 = is_it_SK.any(1, keepdim=True)
+        return is_pinned_S1 | (is_there_S1 & (place_S1 < count_SN))
 
 
-def _beside_pinned(truth: Truth, ids_SK: torch.Tensor, limit: int) -> torch.Tensor:
-    """Return the first ``limit`` ids that are tokens and not pinned, -1 behind them."""
-    is_pinned_V = torch.zeros(truth.logp_SV.shape[1], dtype=torch.bool)
-    is_pinned_V[truth.pinned_P] = True
-    keeps_SK = (ids_SK >= 0) & ~is_pinned_V[ids_SK]
-    # Each kept id moves left by the dropped ones before it; the rest lands in a column cut off.
-    place_SK = (keeps_SK.cumsum(1) - 1).masked_fill(~keeps_SK, limit).clamp_max(limit)
-    kept_SK = ids_SK.new_full((len(ids_SK), limit + 1), -1)
-    return kept_SK.scatter_(1, place_SK, ids_SK)[:, :limit]
+def _beside_pinned(ids_SK: torch.Tensor, pinned_P: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return the ids that are tokens and not pinned, in order, -1 behind them."""
+    if ids_SK.numel() and int(ids_SK.max()) >= num_rows:
+        msg = f"a ranking holds token {int(ids_SK.max())} of a head of {num_rows} rows."
+        raise TracekitError(msg)
+    is_pinned_V = torch.zeros(num_rows, dtype=torch.bool)
+    is_pinned_V[pinned_P] = True
+    return packed(ids_SK, (ids_SK >= 0) & ~is_pinned_V[ids_SK])
 
 
-def _log_masses(
-    truth: Truth, ids_SK: torch.Tensor, end_N: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ln of the mass inside and outside of each set, [S, N] each."""
-    logp_SV, is_none_SK = truth.logp_SV, ids_SK < 0
-    is_inside_SV = torch.zeros((len(logp_SV), logp_SV.shape[1] + 1), dtype=torch.bool)
-    is_inside_SV.scatter_(1, ids_SK.masked_fill(is_none_SK, logp_SV.shape[1]), value=True)
-    is_inside_SV = is_inside_SV[:, :-1]
-    if (is_inside_SV.sum(1) != (~is_none_SK).sum(1)).any():
+def _unlisted(ids_SK: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return 1 for the tokens that each ranking does not hold and 0 for others, float64 [S, V]."""
+    outside_SV = torch.ones((len(ids_SK), num_rows + 1), dtype=torch.float64)
+    outside_SV.scatter_(1, torch.where(ids_SK < 0, num_rows, ids_SK), 0.0)
+    outside_SV = outside_SV[:, :num_rows]
+    if (num_rows - outside_SV.sum(1) != (ids_SK >= 0).sum(1)).any():
         msg = "a ranking holds a token twice."
         raise TracekitError(msg)
-    is_inside_SV[:, truth.pinned_P] = True
-    rest_S1 = logp_SV.masked_fill(is_inside_SV, -torch.inf).logsumexp(1, keepdim=True)
-    pinned_S1 = logp_SV[:, truth.pinned_P].logsumexp(1, keepdim=True)
-    ranked_SK = logp_SV.gather(1, ids_SK.clamp_min(0)).masked_fill(is_none_SK, -torch.inf)
-    inside_SK = torch.cat([pinned_S1, ranked_SK], 1).logcumsumexp(1)
-    outside_SK = torch.cat([ranked_SK, rest_S1], 1).flip(1).logcumsumexp(1).flip(1)
-    return inside_SK[:, end_N], outside_SK[:, end_N]
+    return outside_SV
 
 
-def _holds(
-    truth: Truth, ids_SK: torch.Tensor, token_S: torch.Tensor, end_N: torch.Tensor
-) -> torch.Tensor:
-    """Return whether a token of each step is in each set, bool [S, N]."""
-    is_pinned_S1 = torch.isin(token_S, truth.pinned_P)[:, None]
-    found_SK = (ids_SK == token_S[:, None]).cumsum(1) > 0
-    return is_pinned_S1 | found_SK[:, end_N - 1]
+def _best_outside(truth: Truth, is_outside_SV: torch.Tensor) -> torch.Tensor:
+    """Return the largest ln p outside of each whole ranking; -inf where nothing is."""
+    is_outside_SK = is_outside_SV.gather(1, truth.top_SK) > 0
+    at_S1 = is_outside_SK.int().argmax(1, keepdim=True)
+    best_S = truth.logp_SV.gather(1, truth.top_SK.gather(1, at_S1))[:, 0]
+    # Most rankings leave out one of the most likely tokens; the others are looked at whole.
+    if len(open_X := (~is_outside_SK.any(1)).nonzero()[:, 0]):
+        left_XV = truth.logp_SV[open_X].masked_fill(is_outside_SV[open_X] == 0, -torch.inf)
+        best_S[open_X] = left_XV.amax(1)
+    return best_S
+
+
+def _neg_log_mass(inside_SN: torch.Tensor, outside_SN: torch.Tensor) -> torch.Tensor:
+    """Return -ln m from the smaller of the two sums, which holds all that is known of it."""
+    return torch.where(outside_SN < 0.5, -torch.log1p(-outside_SN), -inside_SN.log())

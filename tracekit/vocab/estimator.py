@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit.errors import UsageError
-from tracekit.registry import Registry, unknown
+from tracekit.parameters import make, split, text_of
+from tracekit.registry import Registry
 from tracekit.vocab.view import Needs, View
 
 if TYPE_CHECKING:
     import torch
 
-    from tracekit.measure.head import Head
     from tracekit.vocab.view import Known
 
 
@@ -29,35 +29,51 @@ class Cost:
         Bytes read.
     """
 
-    macs: int = 0
-    bytes: int = 0
+    macs: float = 0
+    bytes: float = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.macs + other.macs, self.bytes + other.bytes)
+
+    def __mul__(self, factor: float) -> Cost:
+        return Cost(self.macs * factor, self.bytes * factor)
 
 
 class Estimator(ABC):
-    """Base of all estimators: frozen dataclasses whose fields are whole-number parameters.
+    """Base of all estimators: frozen dataclasses of parameters.
 
     Subclass ``CausalEstimator`` for a method and ``HindsightEstimator`` for a bound.
 
     Raises
     ------
     UsageError
-        If a parameter is below 1.
+        If a whole-number parameter is below ``least``, or another number below 0 or not finite.
     """
 
     name: ClassVar[str]
     causal: ClassVar[bool]
+    least: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        for one in _parameters(self):
-            if getattr(self, one.name) < 1:
-                msg = f"{self.text}: {one.name} must be at least 1."
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if isinstance(value, int) and value < self.least:
+                msg = f"{self.text}: {one.name} must be at least {self.least}."
+                raise UsageError(msg)
+            if isinstance(value, float) and not 0 <= value < float("inf"):
+                msg = f"{self.text}: {one.name} is a number from 0 on."
                 raise UsageError(msg)
 
     @property
     def text(self) -> str:
         """Canonical text, the estimator's identity: ``lowrank:rank=64``."""
-        pairs = ",".join(f"{one.name}={getattr(self, one.name)}" for one in _parameters(self))
+        pairs = text_of(self)
         return f"{self.name}:{pairs}" if pairs else self.name
+
+    @property
+    def parts(self) -> tuple[Estimator, ...]:
+        """The estimators that it is made of: itself, unless it is a union."""
+        return (self,)
 
     @property
     def needs(self) -> Needs:
@@ -65,12 +81,14 @@ class Estimator(ABC):
         return Needs()
 
     @abstractmethod
-    def candidates(self, known: Known, logits_SV: torch.Tensor, limit: int) -> torch.Tensor:
+    def candidates(
+        self, known: Known, memory: dict[str, Any], logits_SV: torch.Tensor, limit: int
+    ) -> torch.Tensor:
         """Return the ranking, having opened the door that this kind of estimator may use."""
 
     @abstractmethod
-    def cost(self, head: Head, size: int) -> Cost:
-        """Return what naming ``size`` candidates costs a step, beside their rows of the head."""
+    def price(self, known: Known, memory: dict[str, Any], size: int) -> Cost:
+        """Return what naming ``size`` candidates costs a step, mean over the steps."""
 
 
 class CausalEstimator(Estimator):
@@ -95,14 +113,31 @@ class CausalEstimator(Estimator):
             int64 [S, K], K <= limit, no id twice in a row; -1 where a step has fewer.
         """
 
-    def candidates(self, known: Known, logits_SV: torch.Tensor, limit: int) -> torch.Tensor:
+    @abstractmethod
+    def cost(self, view: View, size: int) -> Cost:
+        """Return what naming ``size`` candidates costs a step, beside their rows of the head.
+
+        The mean over the steps of the view, ranked before; what the head's type and the length of
+        the context are, the view knows. Larger sets cost no less.
+        """
+
+    def candidates(
+        self, known: Known, memory: dict[str, Any], logits_SV: torch.Tensor, limit: int
+    ) -> torch.Tensor:
         """Return the ranking; the logits stay outside."""
         del logits_SV
-        return self.ranking(View(known, self.needs, self.text), limit)
+        return self.ranking(View(known, self.needs, self.text, memory), limit)
+
+    def price(self, known: Known, memory: dict[str, Any], size: int) -> Cost:
+        """Return the cost, as the view tells it."""
+        return self.cost(View(known, self.needs, self.text, memory), size)
 
 
 class HindsightEstimator(Estimator):
-    """A bound on what estimators can do: it sees the logits that it is to foretell."""
+    """A bound on what estimators can do: it sees the logits that it is to foretell.
+
+    It costs the whole head, because no cheaper way to its candidates exists.
+    """
 
     causal: ClassVar[bool] = False
 
@@ -110,10 +145,17 @@ class HindsightEstimator(Estimator):
     def ranking(self, logits_SV: torch.Tensor, limit: int) -> torch.Tensor:
         """Return candidates as ``CausalEstimator.ranking`` does, from the true logits [S, V]."""
 
-    def candidates(self, known: Known, logits_SV: torch.Tensor, limit: int) -> torch.Tensor:
+    def candidates(
+        self, known: Known, memory: dict[str, Any], logits_SV: torch.Tensor, limit: int
+    ) -> torch.Tensor:
         """Return the ranking from the logits alone."""
-        del known
+        del known, memory
         return self.ranking(logits_SV, limit)
+
+    def price(self, known: Known, memory: dict[str, Any], size: int) -> Cost:
+        """Return the cost of the full head."""
+        del memory, size
+        return Cost(macs=known.decoder.head.macs, bytes=known.decoder.head.num_bytes)
 
 
 ESTIMATORS: Registry[Estimator] = Registry(
@@ -130,21 +172,6 @@ def parse_estimator(text: str) -> Estimator:
     UsageError
         If the name or a parameter does not exist, comes twice, or has no valid value.
     """
-    name, colon, rest = text.strip().partition(":")
-    kind = ESTIMATORS.get(name)
-    known = [one.name for one in _parameters(kind)]
-    values: dict[str, int] = {}
-    for pair in rest.split(",") if colon else ():
-        key, _, value = (part.strip() for part in pair.partition("="))
-        if key not in known:
-            raise UsageError(unknown(f"parameter of {name}", key, known or ["none"]))
-        if key in values or not value.isdecimal():
-            msg = f"{pair.strip()!r} in {text!r}: give {key} once, as a whole number."
-            raise UsageError(msg)
-        values[key] = int(value)
-    return kind(**values)
-
-
-def _parameters(estimator: Any) -> tuple[Any, ...]:
-    """Return the dataclass fields of an estimator or of its class, in order."""
-    return fields(estimator)
+    name, _, rest = text.strip().partition(":")
+    estimator: Estimator = make(ESTIMATORS.get(name), split(rest))
+    return estimator

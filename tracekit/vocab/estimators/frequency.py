@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
 
 from tracekit.vocab.estimator import ESTIMATORS, CausalEstimator, Cost
 from tracekit.vocab.view import Needs
 
 if TYPE_CHECKING:
-    import torch
-
-    from tracekit.measure.head import Head
+    from tracekit.vocab.others import Others, Text
     from tracekit.vocab.view import View
+
+Source = Literal["all", "given", "generated", "domain"]
 
 
 @ESTIMATORS.register("frequency")
@@ -20,25 +22,49 @@ if TYPE_CHECKING:
 class Frequency(CausalEstimator):
     """Most frequent tokens of the trace's other prompts, the same at every step.
 
-    FR-Spec (Zhao et al. 2025, arXiv:2502.14856, section 3) and VocabTrim (arXiv:2506.22694), with
-    other counts: theirs come from a large corpus or calibration set, these from what the trace
-    holds of other prompts, template and generated text included. Ties, and tokens that never came,
-    go by lower id.
+    FR-Spec (Zhao et al. 2025, arXiv:2502.14856, section 3) counts a large corpus, VocabTrim
+    (arXiv:2506.22694) what the model itself writes; these counts come from what the trace holds of
+    other prompts. What the source did not hold follows by its count in all of them; then by lower
+    id.
+
+    Parameters
+    ----------
+    source
+        What is counted: ``all`` tokens, template included; those ``given``; those ``generated`` by
+        the model; or all of the prompt's own ``domain``.
     """
 
     name: ClassVar[str] = "frequency"
+    source: Source = "all"
 
     @property
     def needs(self) -> Needs:
-        """Counts."""
-        return Needs(counts=True)
+        """Other prompts."""
+        return Needs(others=True)
 
     def ranking(self, view: View, limit: int) -> torch.Tensor:
         """Return the same ids for all steps."""
-        ids_V = view.counts_V.argsort(descending=True, stable=True)
+        others = view.others
+        ids_V = others.fitted(("frequency", self.source), lambda: self._order(others))
         return ids_V[:limit].expand(view.num_steps, -1)
 
-    def cost(self, head: Head, size: int) -> Cost:
+    def cost(self, view: View, size: int) -> Cost:
         """Return nothing: the rows of a fixed list can be stored side by side, in its order."""
-        del head, size
+        del view, size
         return Cost()
+
+    def _order(self, others: Others) -> torch.Tensor:
+        """Return all ids by the source's counts, then by those of everything."""
+
+        def counted(text: Text) -> torch.Tensor:
+            keeps_T = {
+                "all": torch.ones_like(text.is_generated_T),
+                "given": ~text.is_generated_T,
+                "generated": text.is_generated_T,
+                "domain": torch.full_like(text.is_generated_T, text.domain == others.domain),
+            }
+            return text.token_ids_T[keeps_T[self.source]]
+
+        order_V = others.counts(lambda text: text.token_ids_T).argsort(descending=True, stable=True)
+        counts_V = others.counts(counted)[order_V]
+        return order_V[counts_V.argsort(descending=True, stable=True)]

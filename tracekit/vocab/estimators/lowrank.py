@@ -12,7 +12,6 @@ from tracekit.vocab.estimator import ESTIMATORS, CausalEstimator, Cost
 from tracekit.vocab.view import Needs
 
 if TYPE_CHECKING:
-    from tracekit.measure.head import Head
     from tracekit.vocab.view import View
 
 
@@ -46,10 +45,11 @@ class LowRank(CausalEstimator):
         preview_SV = torch.nn.functional.linear(short_SR, copy.weight_VR, view.head.bias_V)
         return best_ids(preview_SV, limit).cpu()
 
-    def cost(self, head: Head, size: int) -> Cost:
+    def cost(self, view: View, size: int) -> Cost:
         """Return one product with the axes and one with the copy, bias and all."""
         del size
-        rank = min(self.rank, head.spec.hidden_size)
-        macs = rank * (head.spec.hidden_size + head.spec.num_rows)
-        bias = head.spec.num_rows * head.spec.has_bias
-        return Cost(macs=macs, bytes=(macs + bias) * head.weight_VE.element_size())
+        spec = view.head_spec
+        rank = min(self.rank, spec.hidden_size)
+        macs = rank * (spec.hidden_size + spec.num_rows)
+        bias = spec.num_rows * spec.has_bias
+        return Cost(macs=macs, bytes=(macs + bias) * view.bytes_per_number)

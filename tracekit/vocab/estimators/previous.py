@@ -11,7 +11,6 @@ from tracekit.vocab.estimator import ESTIMATORS, CausalEstimator, Cost
 from tracekit.vocab.view import Needs
 
 if TYPE_CHECKING:
-    from tracekit.measure.head import Head
     from tracekit.vocab.view import View
 
 ID_BYTES = 4
@@ -46,16 +45,19 @@ class Previous(CausalEstimator):
     def ranking(self, view: View, limit: int) -> torch.Tensor:
         """Return the pool before each step, most recent first."""
         pools = []
-        pool = torch.empty(0, dtype=torch.int64)
+        pool = view.memory.get("pool", torch.empty(0, dtype=torch.int64))
+        is_top_V = torch.zeros(view.head_spec.num_rows, dtype=torch.bool)
         for runs_NM in view.previous_top():
             for top_M in runs_NM:
+                is_top_V[top_M] = True
                 # What falls off the end comes back only through the front: shorter pools are
                 # prefixes of longer ones.
-                older = pool[~torch.isin(pool, top_M)]
-                pool = torch.cat([top_M, older])[:limit]
-            pools.append(torch.nn.functional.pad(pool, (0, limit - len(pool)), value=-1))
-        return torch.stack(pools)
+                pool = torch.cat([top_M, pool[~is_top_V[pool]]])[: view.head_spec.num_rows]
+                is_top_V[top_M] = False
+            pools.append(torch.nn.functional.pad(pool, (0, max(0, limit - len(pool))), value=-1))
+        view.memory["pool"] = pool
+        return torch.stack([one[:limit] for one in pools])
 
-    def cost(self, head: Head, size: int) -> Cost:
+    def cost(self, view: View, size: int) -> Cost:
         """Return the ids of the pool, read once; the upkeep compares but does not multiply."""
-        return Cost(bytes=ID_BYTES * min(size, head.spec.num_rows))
+        return Cost(bytes=ID_BYTES * min(size, view.head_spec.num_rows))

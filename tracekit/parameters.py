@@ -1,0 +1,87 @@
+"""Parameters of named parts as text: ``a=1,b=0.5`` and back, by the fields of a dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from tracekit.errors import UsageError
+from tracekit.registry import unknown
+
+LARGEST = 2**28 - 1
+"""Largest number that a parameter takes."""
+
+
+def split(text: str) -> dict[str, str]:
+    """Return ``a=1,b=2`` as a dictionary.
+
+    Raises
+    ------
+    UsageError
+        If a part is no ``name=value``, or a name comes twice.
+    """
+    given: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = (one.strip() for one in part.partition("="))
+        if not equals or name in given:
+            msg = f"{part!r} is not one new parameter: write name=value, each name once."
+            raise UsageError(msg)
+        given[name] = value
+    return given
+
+
+def make(cls: Any, given: dict[str, str]) -> Any:
+    """Return an instance of a dataclass with parameters given as text.
+
+    Raises
+    ------
+    UsageError
+        If a parameter does not exist, or its value is none of its type.
+    """
+    hints, names = get_type_hints(cls), [one.name for one in fields(cls)]
+    for name in given:
+        if name not in names:
+            raise UsageError(unknown("parameter", name, names or ["none"]))
+    return cls(**{name: parse_value(name, hints[name], text) for name, text in given.items()})
+
+
+def parse_value(name: str, hint: Any, text: str) -> Any:
+    """Return a parameter's value of its annotated type.
+
+    Parameters
+    ----------
+    name
+        Of the parameter.
+    hint
+        ``Literal``, a type that is made of text (``int``, ``float``), or one with ``parse``.
+    text
+        What was given.
+
+    Raises
+    ------
+    UsageError
+        If the text is no such value.
+    """
+    if get_origin(hint) is Literal:
+        if text not in get_args(hint):
+            raise UsageError(unknown(name, text, list(get_args(hint))))
+        return text
+    if hasattr(hint, "parse"):
+        return hint.parse(text)
+    try:
+        value = hint(text)
+    except ValueError as error:
+        msg = f"{name}={text!r} is no {hint.__name__}."
+        raise UsageError(msg) from error
+    if hint in (int, float) and not abs(value) <= LARGEST:
+        msg = f"{name}={text} is no number that can be used: at most {LARGEST}."
+        raise UsageError(msg)
+    return value
+
+
+def text_of(part: Any) -> str:
+    """Return the parameters of a dataclass instance as text, in the order of its fields."""
+    pairs = ((one.name, getattr(part, one.name)) for one in fields(part))
+    return ",".join(
+        f"{name}={value:g}" if type(value) is float else f"{name}={value}" for name, value in pairs
+    )

@@ -1,0 +1,1 @@
+"""Checks, one file each; adding one is adding a file."""

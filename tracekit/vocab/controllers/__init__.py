@@ -1,0 +1,1 @@
+"""Controllers, one file each; adding one is adding a file."""

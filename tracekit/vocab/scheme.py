@@ -1,0 +1,95 @@
+"""What is tried: an estimator, what sets its size, and what checks it, as one text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tracekit.errors import UsageError
+from tracekit.parameters import make, split
+from tracekit.registry import unknown
+from tracekit.vocab.check import CHECKS
+from tracekit.vocab.controller import CONTROLLERS
+from tracekit.vocab.controllers.fixed import Fixed
+from tracekit.vocab.estimator import parse_estimator
+from tracekit.vocab.union import Union
+
+if TYPE_CHECKING:
+    from tracekit.vocab.check import Check
+    from tracekit.vocab.controller import Controller
+    from tracekit.vocab.estimator import Estimator
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """An estimator with a controller and, if any, a check.
+
+    Parameters
+    ----------
+    estimator, controller, check
+        The parts.
+    """
+
+    estimator: Estimator
+    controller: Controller
+    check: Check | None = None
+
+    @property
+    def text(self) -> str:
+        """Canonical text: ``lowrank:rank=64@rate:gain=4@fallback:confidence=0.5``."""
+        parts = [self.estimator.text]
+        if self.controller.adapts:
+            parts.append(self.controller.text)
+        if self.check is not None:
+            parts.append(self.check.text)
+        return "@".join(parts)
+
+    @property
+    def control(self) -> str:
+        """Text of what sets the sizes and falls back: ``fixed``, ``rate:gain=4``."""
+        check = "" if self.check is None else f"@{self.check.text}"
+        return self.controller.text + check
+
+    @property
+    def reads_others(self) -> bool:
+        """Whether its estimator is fitted on other prompts."""
+        return any(part.needs.others for part in self.estimator.parts)
+
+
+def parse_scheme(text: str) -> Scheme:
+    """Return the scheme that a text names.
+
+    Parameters
+    ----------
+    text
+        Estimators with ``+`` between them, whose candidates are joined; then, each after an ``@``, a
+        controller and a check: ``frequency+previous@rate:gain=2@fallback:confidence=0.6``.
+
+    Raises
+    ------
+    UsageError
+        If a name or a parameter does not exist, or there are two controllers or checks.
+    """
+    first, *rest = text.split("@")
+    try:
+        members = tuple(map(parse_estimator, first.split("+")))
+        estimator = members[0] if len(members) == 1 else Union(members)
+        controllers: list[Controller] = []
+        checks: list[Check] = []
+        for part in rest:
+            name, _, items = part.strip().partition(":")
+            if name in CONTROLLERS.names():
+                controllers.append(make(CONTROLLERS.get(name), split(items)))
+            elif name in CHECKS.names():
+                checks.append(make(CHECKS.get(name), split(items)))
+            else:
+                known = [*CONTROLLERS.names(), *CHECKS.names()]
+                raise UsageError(unknown("controller or check", name, known))
+        if len(controllers) > 1 or len(checks) > 1:
+            msg = "one controller and one check are enough."
+            raise UsageError(msg)
+    except UsageError as error:
+        msg = f"estimator {text!r}: {error}"
+        raise UsageError(msg) from error
+    controller = controllers[0] if controllers else Fixed()
+    return Scheme(estimator, controller, checks[0] if checks else None)
