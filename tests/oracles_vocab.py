@@ -68,12 +68,13 @@ def statistics(
     }
 
 
-def frequency_ranking(tokens: Sequence[tuple[str, int]], prompt_id: str, width: int) -> list[int]:
-    counts = [0] * width
-    for prompt, token in tokens:
-        if prompt != prompt_id:
-            counts[token] += 1
-    return order(counts)
+def frequency_ranking(sources: Sequence[int], everything: Sequence[int], width: int) -> list[int]:
+    """Ids by how often the source holds them, then by how often everything does, then by id."""
+    first, second = (
+        [sum(token == i for token in tokens) for i in range(width)]
+        for tokens in (sources, everything)
+    )
+    return sorted(range(width), key=lambda i: (-first[i], -second[i], i))
 
 
 def previous_ranking(runs: Sequence[Sequence[float]], top: int) -> list[int]:
@@ -94,31 +95,95 @@ def lowrank_preview(
     return cut @ hidden_E.astype(np.float64) + (0.0 if bias_V is None else bias_V)
 
 
-def covered(
-    logits: Sequence[float],
-    ranking: Sequence[int],
-    pinned: Sequence[int],
-    size: int,
-    chosen: int,
-) -> dict[str, float]:
-    """Return what one set covers at one step: the pinned tokens and the first ``size`` others."""
-    others = [i for i in ranking if i >= 0 and i not in pinned]
-    inside = set(pinned) | set(others[:size])
-    if size >= len(logits):
-        inside = set(range(len(logits)))
-    p = softmax(logits)
-    mass = math.fsum(p[i] for i in inside)
-    tail = math.fsum(p[i] for i in range(len(p)) if i not in inside)
-    backoff = p[chosen] if chosen in inside else tail / (len(p) - len(inside))
+def sampler_sets(logits: Sequence[float]) -> dict[str, set[int]]:
+    """Tokens that top-k 50, top-p 0.95 and min-p 0.05 may draw, tokens as likely as their last too.
+
+    Masked tokens are in none.
+    """
+    p, ids = softmax(logits), order(logits)
+    mass, last = 0.0, ids[0]
+    for last in ids:
+        mass += p[last]
+        if mass >= 0.95 - 1e-9:
+            break
+    there = [i for i in ids if logits[i] > -math.inf]
     return {
+        "top_k": {i for i in there if logits[i] >= logits[ids[:50][-1]]},
+        "top_p": {i for i in there if logits[i] >= logits[last]},
+        "min_p": {i for i in there if p[i] >= 0.05 * p[ids[0]]},
+    }
+
+
+def candidate_set(ranking: Sequence[int], pinned: Sequence[int], size: int, width: int) -> set[int]:
+    """Return the pinned tokens and the first ``size`` others; all tokens from V on."""
+    others = [i for i in ranking if i >= 0 and i not in pinned]
+    return set(range(width)) if size >= width else set(pinned) | set(others[:size])
+
+
+def covered(
+    logits: Sequence[float], ranking: Sequence[int], pinned: Sequence[int], size: int, chosen: int
+) -> dict[str, float]:
+    """Return what one set covers at one step, each measure from the distributions themselves."""
+    width, p = len(logits), softmax(logits)
+    inside = candidate_set(ranking, pinned, size, width)
+    outside = [i for i in range(width) if i not in inside]
+    mass, tail = (math.fsum(p[i] for i in some) for some in (inside, outside))
+    even = tail / len(outside) if outside else 0.0
+    backed_off = [p[i] if i in inside else even for i in range(width)]
+    pruned = [p[i] / mass if i in inside and mass else 0.0 for i in range(width)]
+    hits = {f"hit_{rule}": float(some <= inside) for rule, some in sampler_sets(logits).items()}
+    return {
+        "nll_full": neg_log(p[chosen]),
+        "set_size": len(inside),
         "hit_chosen": float(chosen in inside),
         "hit_argmax": float(order(logits)[0] in inside),
-        "mass": mass,
+        **hits,
         "neg_log_mass_nats": -math.log1p(-tail) if tail < 0.5 else neg_log(mass),
-        "set_size_mean": len(inside),
-        "nll_full": neg_log(p[chosen]),
-        "nll_backoff": neg_log(backoff),
+        "missing_mass": tail,
+        "jsd_nats": jensen_shannon(p, pruned) if mass else math.log(2),
+        "backoff_kl_nats": kullback_leibler(p, backed_off),
+        "nll_backoff": neg_log(backed_off[chosen]),
     }
+
+
+def kullback_leibler(p: Sequence[float], q: Sequence[float]) -> float:
+    return math.fsum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
+
+
+def jensen_shannon(p: Sequence[float], q: Sequence[float]) -> float:
+    middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+    return (kullback_leibler(p, middle) + kullback_leibler(q, middle)) / 2
+
+
+def causal_backoffs(steps: Sequence[Sequence[float]], sets: Sequence[set[int]]) -> list[float]:
+    """KL(p || q) of each step; q has p's shape on the set, and what earlier steps missed outside.
+
+    The foretold outside mass is the mean over the steps before and one at which all were alike.
+    """
+    missed: list[float] = []
+    found = []
+    for p, inside in zip(steps, sets, strict=True):
+        outside = [i for i in range(len(p)) if i not in inside]
+        mass, tail = (math.fsum(p[i] for i in some) for some in (inside, outside))
+        foretold = (len(outside) / len(p) + math.fsum(missed)) / (1 + len(missed))
+        q = list(p)
+        for i in outside:
+            q[i] = foretold / len(outside)
+        for i in inside if outside else ():
+            q[i] = p[i] / mass * (1 - foretold) if mass else 0.0
+        found.append(kullback_leibler(p, q))
+        missed.append(tail)
+    return found
+
+
+def interleaved(rankings: Sequence[Sequence[int]]) -> list[int]:
+    """Return the first of each, then the second of each; a token that came before is passed over."""
+    found: list[int] = []
+    for place in range(max(map(len, rankings))):
+        for ranking in rankings:
+            if place < len(ranking) and ranking[place] not in found:
+                found.append(ranking[place])
+    return found
 
 
 def neg_log(x: float) -> float:

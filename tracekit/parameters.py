@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -79,9 +80,41 @@ def parse_value(name: str, hint: Any, text: str) -> Any:
     return value
 
 
+def check_numbers(part: Any, text: str, least: int = 1) -> None:
+    """Refuse parameters that are no sizes or weights.
+
+    Parameters
+    ----------
+    part
+        A dataclass instance.
+    text
+        What it is called in the message.
+    least
+        Of whole numbers.
+
+    Raises
+    ------
+    UsageError
+        If a whole number is below ``least``, or another number below 0 or not finite.
+    """
+    for name, hint in get_type_hints(type(part)).items():
+        if hint is int and getattr(part, name) < least:
+            msg = f"{text}: {name} must be at least {least}."
+            raise UsageError(msg)
+        if hint is float and not 0 <= getattr(part, name) < math.inf:
+            msg = f"{text}: {name} is a number from 0 on."
+            raise UsageError(msg)
+
+
 def text_of(part: Any) -> str:
     """Return the parameters of a dataclass instance as text, in the order of its fields."""
     pairs = ((one.name, getattr(part, one.name)) for one in fields(part))
     return ",".join(
-        f"{name}={value:g}" if type(value) is float else f"{name}={value}" for name, value in pairs
+        f"{name}={_number(value) if type(value) is float else value}" for name, value in pairs
     )
+
+
+def _number(value: float) -> str:
+    """Return the number as short as it can be read back."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

@@ -479,7 +479,8 @@ _FIT = Column(
     "fit",
     _ID,
     "",
-    "sizes: asked; others: mean over other prompts' steps is the size; own: over these steps",
+    "sizes: asked; others: their mean over other prompts' steps is the size; own: over these "
+    "steps; shuffled: those of own at other steps",
 )
 _SIZE = Column("size", _I32, "tokens", "size asked for, pinned tokens aside")
 _HIT_CHOSEN = "recorded token is a candidate"
@@ -588,6 +589,130 @@ CANDIDATE_SETS = Table(
         _ESTIMATOR,
         _CONTROLLER,
         Column("ids", pa.list_(_I32), "", "candidates, best first, pinned ones left out"),
+    ),
+)
+
+_LOW = Column("low", _F64, "", "lower end of the 95 % bootstrap interval; null below 3 sequences")
+_HIGH = Column("high", _F64, "", "upper end")
+_N = Column("n", _I32, "sequences", "sequences that have such a step")
+
+CANDIDATE_STATS = Table(
+    "candidate_stats",
+    "a statistic of a scheme's sets of one size, by group of scored steps",
+    (
+        _ESTIMATOR,
+        _CONTROLLER,
+        _FIT,
+        _SIZE,
+        Column(
+            "grouping",
+            _ID,
+            "",
+            "all, domain, bucket (length), entropy, class (of the recorded token), position (number "
+            "of the scored step), regime",
+        ),
+        Column("group", _ID, "", "which of them"),
+        Column("statistic", _ID, "", "what is told"),
+        Column("unit", _ID, "", "its unit; empty for a share"),
+        Column("value", _F64, "", "its value over all steps alike (micro average)"),
+        _LOW,
+        _HIGH,
+        _N,
+        Column("num_steps", _I64, "steps", "steps that it is taken over"),
+    ),
+)
+
+MISSES = Table(
+    "misses",
+    "a step whose most likely token was no candidate, of the most certain ones of a scheme and size",
+    (
+        _ESTIMATOR,
+        _CONTROLLER,
+        _FIT,
+        _SIZE,
+        Column("place", _I32, "", "1 is the most certain one"),
+        Column("num_misses", _I64, "steps", "all such steps, shown or not"),
+        _SEQUENCE,
+        _DOMAIN,
+        Column("position", _I32, "tokens", "position of the predicted token"),
+        Column("best_id", _I32, "", "the most likely token"),
+        Column("text", _STR, "", "its readable text"),
+        Column("class", _ID, "", "its class"),
+        Column("best_prob", _F64, "", "its probability"),
+        Column("entropy_nats", _F64, "nats", "entropy of the step"),
+        Column("token_id", _I32, "", "the recorded token"),
+        Column("token_text", _STR, "", "its readable text"),
+        Column("context", _STR, "", "readable text of the 12 tokens before"),
+    ),
+)
+
+MISS_CLASSES = Table(
+    "miss_classes",
+    "a class of tokens: its part of what a scheme's sets of one size missed",
+    (
+        _ESTIMATOR,
+        _CONTROLLER,
+        _FIT,
+        _SIZE,
+        Column("class", _ID, "", "class of the most likely token"),
+        Column("num_misses", _I64, "steps", "steps whose most likely token was no candidate"),
+        Column("num_steps", _I64, "steps", "steps whose most likely token is of this class"),
+        Column("miss_share", _F64, "", "part of all misses; null where nothing was missed"),
+        Column("step_share", _F64, "", "part of all steps"),
+        Column("lift", _F64, "", "share of misses over share of steps: above 1 is missed more"),
+    ),
+)
+
+BATCH_UNIONS = Table(
+    "batch_unions",
+    "a scheme's sets of one size in batches of requests that are decoded together",
+    (
+        _ESTIMATOR,
+        _CONTROLLER,
+        _FIT,
+        _SIZE,
+        Column("batch", _I32, "", "requests, each of another sequence"),
+        Column("num_draws", _I32, "", "batches that the means are over"),
+        Column("n", _I32, "sequences", "sequences that they are drawn from"),
+        Column("union_size", _F64, "tokens", "tokens that are a candidate of some request, mean"),
+        Column("union_frac", _F64, "", "the same over V"),
+        Column(
+            "cost_frac",
+            _F64,
+            "",
+            "bytes of the union and, once, of the estimator over those of the head, which a batch "
+            "reads once",
+        ),
+        Column("macs_own_frac", _F64, "", "multiply-adds a request that scores its own set"),
+        Column("macs_union_frac", _F64, "", "the same if each request scores the union"),
+    ),
+)
+
+VERDICTS = Table(
+    "verdicts",
+    "a domain and a share of most likely tokens to be kept: what keeps it, the cheapest",
+    (
+        _DOMAIN,
+        Column("hit_level", _F64, "", "share of steps whose most likely token is to be kept"),
+        Column(
+            "verdict",
+            _ID,
+            "",
+            "kept, not suitable, too few sequences, not enough steps, nothing to judge",
+        ),
+        Column("estimator", _ID, "", "what keeps it, else the best there is; null without any"),
+        _CONTROLLER,
+        _FIT,
+        _SIZE,
+        Column("hit_argmax", _F64, "", f"steps whose {_HIT_ARGMAX}"),
+        _LOW,
+        _HIGH,
+        _N,
+        Column("num_steps", _I64, "steps", "scored steps"),
+        Column("steps_needed", _I64, "steps", "steps without a miss that would show the level"),
+        Column("cost_frac", _F64, "", "bytes read a step over those of the full head"),
+        Column("set_size_mean", _F64, "tokens", "candidates really scored"),
+        Column("why", _STR, "", "the verdict in a sentence"),
     ),
 )
 
@@ -1006,5 +1131,19 @@ RESULT_TABLES = (
 )
 """What a simulation writes that is asked for nothing in particular."""
 
-ASKED_TABLES = (SCORED, CANDIDATES, STACKING, LOGITS, LOGIT_STATS, LAYER_RESULTS, LAYER_SUMMARY)
+ASKED_TABLES = (
+    SCORED,
+    CANDIDATES,
+    CANDIDATE_STATS,
+    MISSES,
+    MISS_CLASSES,
+    BATCH_UNIONS,
+    VERDICTS,
+    HEAD_TIMES,
+    STACKING,
+    LOGITS,
+    LOGIT_STATS,
+    LAYER_RESULTS,
+    LAYER_SUMMARY,
+)
 """What stands in a results folder where it was asked for."""

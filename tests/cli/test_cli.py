@@ -320,7 +320,18 @@ def test_every_command_and_flag_is_known() -> None:
             ]
         ),
         "report": ["--json", "--out", "-o", "results"],
-        "show": ["--attended", "--group", "--json", "--policy", "--sequence", "folder"],
+        "show": sorted(
+            [
+                "--attended",
+                "--group",
+                "--json",
+                "--policy",
+                "--sequence",
+                "--size",
+                "--vocab",
+                "folder",
+            ]
+        ),
         "simulate": sorted(
             [
                 "trace",

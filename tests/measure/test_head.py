@@ -49,6 +49,29 @@ def test_scale_and_cap_leave_the_weight_and_the_states_alone() -> None:
     assert torch.equal(hidden_TE, before[1])
 
 
+def test_capping_is_done_in_place_and_keeps_the_order() -> None:
+    spec = HeadSpec(num_rows=12, hidden_size=5, scale=0.25, softcap=1.5)
+    head, logits_TV = Head(random(12, 5), None, spec), random(3, 12, seed=3) * 4
+    order_TV = logits_TV.argsort(1)
+    wanted_TV = 1.5 * torch.tanh(0.25 * logits_TV / 1.5)
+    capped_TV = head.capped(logits_TV)
+    assert capped_TV is logits_TV
+    torch.testing.assert_close(capped_TV, wanted_TV)
+    assert torch.equal(capped_TV.argsort(1), order_TV)
+
+
+def test_a_head_without_scale_and_cap_changes_no_logit() -> None:
+    logits_TV = random(3, 12)
+    assert torch.equal(Head(random(12, 5), None, SPEC).capped(logits_TV.clone()), logits_TV)
+
+
+def test_heads_keep_what_was_made_of_them_apart() -> None:
+    one, other = (Head(random(12, 5, seed=seed), None, SPEC) for seed in (0, 1))
+    assert one.memo.get("key", lambda: "one") == "one"
+    assert other.memo.get("key", lambda: "other") == "other"
+    assert not torch.equal(one.truncated(2).weight_VR, other.truncated(2).weight_VR)
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_stored_head_is_the_head_that_was_stored(tmp_path: Path, has_bias: bool) -> None:
     spec = HeadSpec(num_rows=12, hidden_size=5, has_bias=has_bias)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests import oracles_vocab as slow
 from tracekit import schema
 from tracekit.errors import UsageError
-from tracekit.measure import logits
+from tracekit.measure import logits, support
 from tracekit.measure.logits import best_ids, step_statistics
 
 INF = math.inf
@@ -159,9 +159,9 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     target_T = torch.arange(11)
     whole = step_statistics(logits_TV, target_T, num_tokens=50)
     monkeypatch.setattr(logits, "BLOCK_NUMBERS", 100)
-    monkeypatch.setattr(logits, "SUPPORT_PREFIX", 2)
-    monkeypatch.setattr(logits, "BINS_PER_NAT", 3)
-    monkeypatch.setattr(logits, "NUM_BINS", 5)
+    monkeypatch.setattr(support, "SUPPORT_PREFIX", 2)
+    monkeypatch.setattr(support, "BINS_PER_NAT", 3)
+    monkeypatch.setattr(support, "NUM_BINS", 5)
     for name, values in step_statistics(logits_TV, target_T, num_tokens=50).items():
         np.testing.assert_array_equal(values, whole[name], err_msg=name)
 

@@ -210,22 +210,6 @@ def test_results_of_another_trace_are_not_mixed(
         simulate(tmp_path / "t", results_folder)
 
 
-def test_a_head_that_was_not_stored_is_read_from_the_model(
-    model_folder: Path, prompt_file: Path, trace_folder: Path, tmp_path: Path, results_folder: Path
-) -> None:
-    from tests.conftest import NEW_TOKENS
-    from tracekit.record.options import RecordOptions
-    from tracekit.record.recorder import record
-
-    options = RecordOptions(max_new_tokens=NEW_TOKENS, head="omit")
-    record(str(model_folder), str(prompt_file), tmp_path / "t", options)
-    assert not (tmp_path / "t" / "weights.safetensors").exists()
-    simulate(tmp_path / "t", tmp_path / "r", make_plan(vocab=["oracle"], sizes=(16, 64, 4096)))
-    mine, theirs = read(tmp_path / "r", "vocab"), read(results_folder, "vocab")
-    theirs = theirs[theirs["estimator"].astype(str) == "oracle"]
-    np.testing.assert_allclose(mine["mass"], theirs["mass"], rtol=1e-6)
-
-
 def test_shown_tokens_stand_in_the_results(results_folder: Path, trace_folder: Path) -> None:
     shown = read(results_folder, "shown")
     trace = Trace(trace_folder)
@@ -364,19 +348,3 @@ def test_a_cell_that_fails_is_named_and_the_others_are_there(
     assert {one["why"] for one in done.failed} == {"ArithmeticError: of no use"}
     assert len(done.failed) == done.num_computed == 5
     assert set(read_kv(tmp_path / "r")["family"]) == {"h2o"}
-
-
-def test_what_is_fitted_on_other_prompts_does_not_apply_where_there_are_none(
-    model_folder: Path, prompt_file: Path, tmp_path: Path
-) -> None:
-    from tracekit.record.options import RecordOptions
-    from tracekit.record.recorder import record
-
-    options = RecordOptions(max_new_tokens=4, capture="hidden")
-    record(str(model_folder), first_of(prompt_file), tmp_path / "t", options)
-    plan = make_plan(vocab=["frequency", "oracle"], sizes=(16,))
-    done = simulate(tmp_path / "t", tmp_path / "r", plan)
-    assert [(one["what"], "no other prompt" in one["why"]) for one in done.skipped] == [
-        ("frequency", True)
-    ]
-    assert set(read(tmp_path / "r", "vocab")["estimator"]) == {"oracle"}

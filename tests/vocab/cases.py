@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 OWN = "own"
 PROMPTS = (OWN, "b", "c")
-NUM_LAYERS, NUM_HEADS = 3, 2
+NUM_LAYERS, NUM_HEADS = 4, 2
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Case:
     def token_ids_T(self) -> torch.Tensor:
         return self.own.token_ids_T
 
-    @property
+    @cached_property
     def decoder(self) -> Decoder:
         return Decoder(
             head=self.head,
@@ -77,7 +78,7 @@ class Case:
             pinned_P=self.pinned_ids.unique(),
         )
 
-    @property
+    @cached_property
     def others(self) -> Others:
         texts = tuple(self._text(one) for one in (self.own, *self.rest))
         return Corpus(texts, self.width).without(OWN, self.own.domain)
@@ -102,12 +103,18 @@ class Case:
         """Logits of all rows."""
         return self.head.logits(self.own.hidden_TE).tolist()
 
-    def candidates(self, estimator: Estimator, limit: int) -> list[list[int]]:
-        """Return the ranking of each scored step, without the -1 at its end."""
+    def candidates(
+        self, estimator: Estimator, limit: int, others: Others | None = None
+    ) -> list[list[int]]:
+        """Return the ranking of each scored step, without the -1 at its end.
+
+        What is learned from is the case's own other prompts unless others are given.
+        """
         ranked: list[list[int]] = []
         memory: dict[str, Any] = {}
         num_top = max(one.needs.previous for one in estimator.parts)
-        for block in blocks(self.recorded, self.decoder, self.others, num_top=num_top):
+        others = self.others if others is None else others
+        for block in blocks(self.recorded, self.decoder, others, num_top=num_top):
             ids_SK = estimator.candidates(block.known, memory, block.logits_SV, limit)
             assert ids_SK.dtype == torch.int64
             assert ids_SK.shape[0] == len(block.chosen_S)
@@ -120,13 +127,17 @@ class Case:
             schemes, sizes, recorded=self.recorded, decoder=self.decoder, others=self.others
         )
 
+    def tried_fixed(self, estimators: list[Estimator], sizes: list[int]) -> list[Tried]:
+        """Return what estimators cover step by step, with fixed sizes."""
+        return self.tried([Scheme(one, Fixed()) for one in estimators], sizes)
+
     def evaluate(self, estimators: list[Estimator], sizes: list[int]) -> list[dict[str, Any]]:
         """Return means over steps of each estimator, fixed sizes: a row an estimator and size."""
-        tried = self.tried([Scheme(one, Fixed()) for one in estimators], sizes)
         return [
             {name: float(values_SN[:, n].mean()) for name, values_SN in one.columns.items()}
-            | {"size": size, "bytes": one.cost_N[n].bytes, "macs": one.cost_N[n].macs}
-            for one in tried
+            | {"mass": float((1 - one.columns["missing_mass"][:, n]).mean()), "size": size}
+            | {"bytes": one.cost_N[n].bytes, "macs": one.cost_N[n].macs}
+            for one in self.tried_fixed(estimators, sizes)
             for n, size in enumerate(sizes)
         ]
 
@@ -204,3 +215,11 @@ def make_case(
         embedding_VE=torch.randn(width, size, generator=rng),
         pinned_ids=torch.randperm(width, generator=rng)[:num_pinned],
     )
+
+
+def with_masked(case: Case, masked: list[int]) -> Case:
+    """Return a case that has a bias with some tokens forbidden by it."""
+    assert case.head.bias_V is not None
+    ids = torch.tensor(masked, dtype=torch.int64)
+    bias_V = case.head.bias_V.index_fill(0, ids, -torch.inf)
+    return case.but(head=Head(case.head.weight_VE, bias_V, case.head.spec))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.cli.calibration import calibration_table, trust
 from tracekit.cli.output import range_text
+from tracekit.cli.verdicts import read_verdicts
 from tracekit.schema import (
     ANY,
     CALIBRATION,
@@ -73,11 +74,13 @@ def read_results(folder: Path) -> tuple[dict[str, Any], str]:
         raise InputError(msg)
     summary = _rows(folder, SUMMARY)
     rows = [row for row in summary if row["domain"] == ANY and row["bucket"] == ANY]
+    verdicts, told = read_verdicts(folder)
     calibration, stacking = _rows(folder, CALIBRATION), _rows(folder, STACKING)
     recommended = _rows(folder, RECOMMENDED)
     parts = [f"{folder}: {len(run['sequences'])} sequences of {run['trace']['path']}"]
     parts += [f"failed {one['cell']}: {one['why']}" for one in run["failed"]]
     parts += [text for kind in _KINDS if (text := _summary(rows, *kind))]
+    parts += [told] if told else []
     parts += [calibration_table(calibration), trust(calibration)] if calibration else []
     parts += [text for level in _STACKED if (text := _stacking(stacking, level))]
     parts += [_recommended(recommended)] if recommended else []
@@ -91,6 +94,7 @@ def read_results(folder: Path) -> tuple[dict[str, Any], str]:
         "stacking": stacking,
         "recommended": recommended,
         "layers": layers,
+        "verdicts": verdicts,
     }
     return data, "\n\n".join(parts)
 

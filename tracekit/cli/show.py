@@ -31,8 +31,22 @@ def show(
             "llama.cpp's perplexity tool prints it: snapkv:kept=0.25."
         ),
     ] = None,
+    vocab: Annotated[
+        str | None,
+        typer.Option(
+            help="Show what the candidate sets of this scheme of results hold, miss and cost: "
+            "previous@rate."
+        ),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(help="With --vocab, the size that is told in full.")
+    ] = None,
     group: Annotated[
-        str, typer.Option(help="With --policy, which steps: a domain, 1-16, 2-4 nats ...")
+        str,
+        typer.Option(
+            help="With --policy or --vocab, which steps: a domain, 1-16, 2-4 nats ...; with --vocab "
+            "also by what: domain, class, entropy ..."
+        ),
     ] = "all",
     attended: Annotated[
         bool,
@@ -52,6 +66,10 @@ def show(
         from tracekit.cli.policy_stats import read_policy
 
         data, text = read_policy(Path(folder), policy, group)
+    elif vocab is not None:
+        from tracekit.cli.candidates import read_vocab
+
+        data, text = read_vocab(Path(folder), vocab, size, group)
     elif attended:
         from tracekit.cli.attended import read_attended
 

@@ -34,11 +34,12 @@ def causal_backoff_kl_nats(
     A decoder would have to know the mass that it missed at earlier steps: it can estimate it, or run
     the full head now and then.
     """
-    prior_SN = (num_rows - size_SN) / num_rows
+    prior_SN = (num_rows - size_SN).double() / num_rows
     before_SN = torch.cat([torch.zeros_like(missing_SN[:1]), missing_SN.cumsum(0)[:-1]])
     count_S1 = torch.arange(1, len(missing_SN) + 1)[:, None]
     foretold_SN = (prior_SN + before_SN) / count_S1
-    inside_SN = 1 - missing_SN
+    # Without a candidate nothing is foretold for the set: rounding must not leave it a mass.
+    inside_SN = (1 - missing_SN).clamp_min(0).masked_fill(size_SN == 0, 0)
     wrong_SN = torch.xlogy(inside_SN, inside_SN) - torch.xlogy(inside_SN, 1 - foretold_SN)
     wrong_SN += torch.xlogy(missing_SN, missing_SN) - torch.xlogy(missing_SN, foretold_SN)
     return (backoff_kl_SN + wrong_SN.clamp_min(0)).masked_fill(size_SN >= num_rows, 0)

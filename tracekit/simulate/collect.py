@@ -11,12 +11,14 @@ import pyarrow.compute as pc
 from tracekit import schema
 from tracekit.simulate.attended import summarise_attended
 from tracekit.simulate.calibration import calibration
+from tracekit.simulate.candidate_answers import candidate_answers
 from tracekit.simulate.logit_stats import logit_stats
 from tracekit.simulate.recommend import recommend
 from tracekit.simulate.sensitivity import summarise_layers
 from tracekit.simulate.shown import choose_sequences, shown_tokens
 from tracekit.simulate.stacking import stacking
 from tracekit.simulate.summary import summarise
+from tracekit.simulate.timed_head import write_head_times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +66,9 @@ def collect(trace: Trace, results: Results, plan: Plan, done: Sequence[Done]) ->
     for table in OF_CELLS:
         results.write_table(table, rows[table.name])
     kv, convention = _plain(_whole(rows["kv"])), plan.inside.convention
+    sets = results.cells.read(_keys(done, schema.CANDIDATE_SETS), schema.CANDIDATE_SETS)
     made: dict[schema.Table, Mapping[str, Sequence[Any]]] = {
+        **candidate_answers(trace, rows, sets, seed=seed),
         schema.SUMMARY: summarise(kv, _plain(rows["vocab"]), seed=seed),
         schema.ATTENDED_SUMMARY: summarise_attended(
             _plain(rows["attended"]), _plain(rows["anchor_drift"]), seed=seed
@@ -85,16 +89,27 @@ def collect(trace: Trace, results: Results, plan: Plan, done: Sequence[Done]) ->
     parts = [shown_tokens(trace, name, texts) for name in choose_sequences(trace)]
     shown = pa.concat_tables(parts) if parts else schema.SHOWN.schema.empty_table()
     results.write_table(schema.SHOWN, shown)
+    write_head_times(
+        trace,
+        results,
+        plan,
+        was_tried=rows["vocab"].num_rows > 0,
+        is_new=any(one.num_computed for one in done),
+    )
 
 
 def _rows(results: Results, plan: Plan, done: Sequence[Done]) -> dict[str, pa.Table]:
     """Return the rows of all cells, by table."""
     rows = {}
     for table in OF_CELLS:
-        keys = [key for one in done for key in one.keys.get(table.name, [])]
-        rows[table.name] = results.cells.read(keys, table)
+        rows[table.name] = results.cells.read(_keys(done, table), table)
     rows["kv"] = _with_transfers(rows["kv"], plan.bandwidths)
     return rows
+
+
+def _keys(done: Sequence[Done], table: schema.Table) -> list[str]:
+    """Return the keys of the cells of a plan that have rows of a table."""
+    return [key for one in done for key in one.keys.get(table.name, [])]
 
 
 def _timings(done: Sequence[Done], collecting_s: float) -> dict[str, list[Any]]:

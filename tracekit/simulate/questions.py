@@ -47,15 +47,19 @@ class Vocabulary(Question):
         """Return estimators, computed together: they share the logits."""
         schemes = {cell: self._schemes[cell] for cell in cells}
         why = {cell: self._replay.why_not(one, sequence) for cell, one in schemes.items()}
+        skipped = {cell: reason for cell, reason in why.items() if reason is not None}
+        able = [cell for cell in cells if why[cell] is None]
+        if not able:
+            return Answers(skipped=skipped)
+        decoder = self._replay.decoder
 
         def compute(some: Sequence[str]) -> dict[str, Tables]:
             chosen = [schemes[cell] for cell in some]
-            made = self._replay.sequence(sequence, chosen, self._plan.sizes)
+            made = self._replay.sequence(sequence, chosen, self._plan.sizes, decoder)
             return {cell: made[schemes[cell].text] for cell in some}
 
-        able = [cell for cell in cells if why[cell] is None]
-        answers = all_or_each(compute, able) if able else Answers()
-        answers.skipped |= {cell: reason for cell, reason in why.items() if reason is not None}
+        answers = all_or_each(compute, able)
+        answers.skipped |= skipped
         return answers
 
 
@@ -74,9 +78,10 @@ class ScoredSteps(Question):
         """Return the one cell."""
         if why := self._replay.no_steps(sequence):
             return Answers(skipped=dict.fromkeys(cells, why))
+        decoder = self._replay.decoder
 
         def compute(some: Sequence[str]) -> dict[str, Tables]:
-            return {cell: {"scored_steps": self._replay.facts(sequence)} for cell in some}
+            return {cell: {"scored_steps": self._replay.facts(sequence, decoder)} for cell in some}
 
         return all_or_each(compute, cells)
 

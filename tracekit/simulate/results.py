@@ -34,8 +34,11 @@ class Cells:
         self._path = path / CELLS
         self._path.mkdir(parents=True, exist_ok=True)
 
-    def has(self, key: str) -> bool:
-        """Whether a cell is finished; one that cannot be read is deleted, to be computed again."""
+    def has(self, key: str, num_tables: int = 1) -> bool:
+        """Whether all tables of a cell are there; one that cannot be read is deleted."""
+        return all(self._can_read(self.part(key, place)) for place in range(num_tables))
+
+    def _can_read(self, key: str) -> bool:
         path = self._cell(key)
         if not path.exists():
             return False

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from tracekit import schema
+from tracekit.measure.regimes import regimes
+from tracekit.simulate.applicable import why_not
 from tracekit.simulate.candidate_rows import candidate_tables
 from tracekit.simulate.corpus import read_corpus, read_sequence
 from tracekit.simulate.kv import length_bucket
@@ -57,29 +59,16 @@ class VocabReplay:
         """Return why a scheme cannot be tried on a sequence, if it cannot."""
         if why := self.no_steps(sequence):
             return why
-        trace, name = self._trace, str(sequence["sequence_id"])
-        if scheme.reads_others and not self._corpus.without(str(sequence["prompt_id"])).texts:
-            return "it is fitted on other prompts, and the trace has none"
-        for needs in (part.needs for part in scheme.estimator.parts):
-            if needs.attention is not None:
-                layers = needs.attention.numbers(len(trace.spec.layers))
-                missing = set(layers) - set(trace.stored_layers(name))
-                if missing:
-                    return (
-                        f"it reads the attention of layer {min(missing)}, whose queries and keys "
-                        "the trace does not hold"
-                    )
-            if needs.residual is not None:
-                layer = needs.residual + len(trace.spec.layers) * (needs.residual < 0)
-                if layer not in trace.residual_layers:
-                    return (
-                        f"it reads the hidden states of layer {layer}: record with "
-                        f"--hidden-layers {layer}"
-                    )
-        return None
+        text = self._text(sequence)
+        others = self._corpus.without(text.prompt_id, text.domain)
+        return why_not(scheme, self._trace, text.sequence_id, others)
 
     def sequence(
-        self, sequence: pd.Series[Any], schemes: Sequence[Scheme], sizes: Sequence[int]
+        self,
+        sequence: pd.Series[Any],
+        schemes: Sequence[Scheme],
+        sizes: Sequence[int],
+        decoder: Decoder,
     ) -> dict[str, dict[str, pa.Table]]:
         """Return, by scheme text, rows on one sequence by table name."""
         text = self._text(sequence)
@@ -87,7 +76,7 @@ class VocabReplay:
             schemes,
             sizes,
             recorded=read_sequence(self._trace, text, self._weights),
-            decoder=self._decoder,
+            decoder=decoder,
             others=self._corpus.without(text.prompt_id, text.domain),
         )
         shared = {
@@ -100,18 +89,19 @@ class VocabReplay:
                 [one for one in tried if one.asked.scheme == scheme],
                 sizes,
                 text.scored_S.numpy() + 1,
-                self._decoder.head,
+                decoder.head,
                 shared,
             )
             for scheme in schemes
         }
 
-    def facts(self, sequence: pd.Series[Any]) -> pa.Table:
+    def facts(self, sequence: pd.Series[Any], decoder: Decoder) -> pa.Table:
         """Return the rows of ``schema.SCORED`` on one sequence."""
         text = self._text(sequence)
         others = self._corpus.without(text.prompt_id, text.domain)
         recorded = read_sequence(self._trace, text, self._weights)
-        columns: dict[str, Any] = dict(facts(recorded, self._decoder, others))
+        columns: dict[str, Any] = dict(facts(recorded, decoder, others))
+        runs, place_S = recorded.runs()
         classes = self._classes
         columns |= {
             "sequence_id": text.sequence_id,
@@ -120,6 +110,8 @@ class VocabReplay:
             "class": classes[columns["token_id"]],
             "best_class": classes[columns["best_id"]],
             "is_given": sequence["text_source"] == "given",
+            # The number of runs before a step is the place of its own run.
+            "regime": regimes([one.entropy_nats for one in runs])[place_S],
         }
         return schema.SCORED.build(len(columns["position"]), columns)
 
@@ -136,7 +128,8 @@ class VocabReplay:
         return classes
 
     @cached_property
-    def _decoder(self) -> Decoder:
+    def decoder(self) -> Decoder:
+        """The head and what belongs to it; another model than the trace's is refused."""
         pinned = np.flatnonzero(np.isin(self._classes.astype(str), PINNED))
         return self._weights.decoder(torch.from_numpy(pinned))
 

@@ -86,7 +86,8 @@ class Worker:
             )
             for cell in question.cells
         }
-        missing = [cell for cell in keys if not self._cells.has(keys[cell])]
+        num_tables = len(question.tables)
+        missing = [cell for cell in keys if not self._cells.has(keys[cell], num_tables)]
         done.num_found += len(keys) - len(missing)
         if missing:
             start = time.perf_counter()
@@ -107,7 +108,7 @@ class Worker:
                 for cell in missing
                 if cell not in answers.made and cell not in answers.failed
             ]
-        there = [key for key in keys.values() if self._cells.has(key)]
+        there = [key for key in keys.values() if self._cells.has(key, num_tables)]
         for place, table in enumerate(question.tables):
             done.keys.setdefault(table, []).extend(self._cells.part(key, place) for key in there)
 

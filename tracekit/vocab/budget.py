@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from tracekit.vocab.scheme import Scheme
     from tracekit.vocab.view import Sequence as Recorded
 
-ASKED, OTHERS, OWN = "asked", "others", "own"
+ASKED, OTHERS, OWN, SHUFFLED = "asked", "others", "own", "shuffled"
 """How sizes come about: as asked; with a controller, so that their mean over steps of other prompts
 is the size asked (a method), or over the sequence's own steps (a fair comparison with a fixed set of
-that size, which no decoder can make)."""
+that size, which no decoder can make); or those of ``own`` at other steps, drawn once: what a
+controller gains over them is what its timing knows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Asked:
     scheme
         Who asks.
     fit
-        One of ``ASKED``, ``OTHERS``, ``OWN``.
+        One of ``ASKED``, ``OTHERS``, ``OWN``, ``SHUFFLED``.
     size_SN
         Size of each step's set, beside the pinned tokens, for N sizes asked, int64.
     """
@@ -65,13 +66,20 @@ def asked(
         yield Asked(scheme, ASKED, size_N.expand(len(recorded.scored_S), -1))
         return
     weight_S = weights(controller, *recorded.runs())
-    fits = {OWN: weight_S}
-    if parts := [_weights_of(controller, text, others) for text in others.texts]:
-        fits = {OTHERS: np.concatenate(parts), **fits}
-    for fit, weight_X in fits.items():
-        if len(weight_X):
-            columns = [fit_scale(size, weight_X).sizes(weight_S) for size in sizes]
-            yield Asked(scheme, fit, torch.from_numpy(np.stack(columns, 1)))
+    parts = [_weights_of(controller, text, others) for text in others.texts]
+    weight_X = np.concatenate([np.empty(0), *parts])
+    if len(weight_X):
+        yield Asked(scheme, OTHERS, _sizes(sizes, weight_X, weight_S))
+    size_SN = _sizes(sizes, weight_S, weight_S)
+    yield Asked(scheme, OWN, size_SN)
+    order_S = torch.randperm(len(size_SN), generator=torch.Generator().manual_seed(len(size_SN)))
+    yield Asked(scheme, SHUFFLED, size_SN[order_S])
+
+
+def _sizes(sizes: Sequence[int], weight_X: np.ndarray, weight_S: np.ndarray) -> torch.Tensor:
+    """Return sizes whose means over some steps are those asked, [S, N]."""
+    columns = [fit_scale(size, weight_X).sizes(weight_S) for size in sizes]
+    return torch.from_numpy(np.stack(columns, 1))
 
 
 def _weights_of(controller: Controller, text: Text, others: Others) -> np.ndarray:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from tracekit.errors import TracekitError, UsageError
-from tracekit.parameters import text_of
+from tracekit.errors import TracekitError
+from tracekit.parameters import check_numbers, text_of
 from tracekit.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+LARGEST_POWER = 50.0
+"""Weights stay within e to plus and minus this: sizes are clipped long before."""
 
 SPREAD = 4
 """A controller's set is at most so many times as large as asked, and at least one part of so many."""
@@ -55,13 +58,18 @@ class Tracker(ABC):
         """Take in what the head showed at a step, after its set was named."""
 
 
+def bounded_exp(power: float) -> float:
+    """Return e to a power that is clipped to ``LARGEST_POWER``; NaN stays NaN, for all to see."""
+    return math.exp(np.clip(power, -LARGEST_POWER, LARGEST_POWER))
+
+
 class Controller(ABC):
     """Base of all controllers: frozen dataclasses of parameters.
 
     Raises
     ------
     UsageError
-        If a number is not finite, or below 0.
+        If a whole number is below 1, or another number below 0 or not finite.
     """
 
     name: ClassVar[str]
@@ -69,11 +77,7 @@ class Controller(ABC):
     """Whether sets differ in size from step to step."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
-            if isinstance(value, int | float) and not 0 <= value < math.inf:
-                msg = f"{self.text}: {one.name} is a number from 0 on."
-                raise UsageError(msg)
+        check_numbers(self, self.text)
 
     @property
     def text(self) -> str:

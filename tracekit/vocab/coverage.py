@@ -139,7 +139,9 @@ class Prefixes:
         truth, num_rows = self.truth, self.truth.num_rows
         size_SN = (count_SN + len(self.pinned_P)).masked_fill(is_whole_SN, num_rows)
         inside_SN = self.inside.gather(1, count_SN)
-        outside_SN = self.outside.gather(1, count_SN).masked_fill(size_SN == num_rows, 0)
+        # A sum of rounded probabilities may come out above 1.
+        outside_SN = self.outside.gather(1, count_SN).clamp_max(1)
+        outside_SN = outside_SN.masked_fill(size_SN == num_rows, 0)
         best_SN = self.best_outside.gather(1, count_SN).masked_fill(is_whole_SN, -torch.inf)
         log_rest_SN = (num_rows - size_SN).clamp_min(1).double().log()
         spread_SN = torch.xlogy(outside_SN, outside_SN) - outside_SN * log_rest_SN
@@ -147,10 +149,7 @@ class Prefixes:
         backoff_SN = (-entropy_SN - spread_SN).clamp_min(0).masked_fill(outside_SN == 0, 0)
         has_chosen_SN = self._holds(truth.chosen_S, count_SN) | is_whole_SN
         nll_S1 = -truth.logp_SV.gather(1, truth.chosen_S[:, None])
-        hits = {
-            f"hit_{rule}": (best_SN < truth.least_S[rule][:, None]) | (best_SN == -torch.inf)
-            for rule in RULES
-        }
+        hits = {f"hit_{rule}": best_SN < truth.least_S[rule][:, None] for rule in RULES}
         return {
             "nll_full": nll_S1.expand_as(outside_SN),
             "set_size": size_SN,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tracekit.errors import UsageError
-from tracekit.parameters import make, split, text_of
+from tracekit.parameters import check_numbers, make, split, text_of
 from tracekit.registry import Registry
 from tracekit.vocab.view import Needs, View
 
@@ -55,14 +54,7 @@ class Estimator(ABC):
     least: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
-            if isinstance(value, int) and value < self.least:
-                msg = f"{self.text}: {one.name} must be at least {self.least}."
-                raise UsageError(msg)
-            if isinstance(value, float) and not 0 <= value < float("inf"):
-                msg = f"{self.text}: {one.name} is a number from 0 on."
-                raise UsageError(msg)
+        check_numbers(self, self.text, self.least)
 
     @property
     def text(self) -> str:

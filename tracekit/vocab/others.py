@@ -164,6 +164,18 @@ class Others:
 
 
 def example_rows(others: Others) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return all steps to learn from together, [X, E] and [X]."""
+    """Return all steps to learn from together, [X, E] and [X].
+
+    Raises
+    ------
+    InputError
+        If there is none.
+    """
     parts: list[Any] = list(others.examples())
+    if not parts:
+        msg = (
+            f"no other prompt has a decoded step to learn from for prompt {others.prompt_id!r}: "
+            "record more prompts, or more tokens of each."
+        )
+        raise InputError(msg)
     return torch.cat([one for one, _ in parts]), torch.cat([one for _, one in parts])

@@ -50,11 +50,6 @@ class Scheme:
         check = "" if self.check is None else f"@{self.check.text}"
         return self.controller.text + check
 
-    @property
-    def reads_others(self) -> bool:
-        """Whether its estimator is fitted on other prompts."""
-        return any(part.needs.others for part in self.estimator.parts)
-
 
 def parse_scheme(text: str) -> Scheme:
     """Return the scheme that a text names.

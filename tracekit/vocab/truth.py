@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tracekit.measure.logits import MASS_TOLERANCE
+from tracekit.measure.support import MASS_TOLERANCE
 
 TOP_K = 50
 """Tokens of the top-k set."""
@@ -19,6 +19,9 @@ MIN_P = 0.05
 
 RULES = ("top_k", "top_p", "min_p")
 """Samplers' sets, as columns name them."""
+
+LEAST_LOG = torch.finfo(torch.float64).min
+"""ln p of any token that is not masked is above it."""
 
 PREFIX = 1024
 """Most likely tokens among which the end of a top-p set is sought before a row is sorted whole."""
@@ -59,7 +62,7 @@ class Truth:
         logp_SV = logits_SV.double().log_softmax(1)
         prob_SV = logp_SV.exp()
         # The smallest number keeps 0 times -inf from being NaN, and changes nothing else.
-        entropy_SV = prob_SV * -logp_SV.clamp_min(torch.finfo(torch.float64).min)
+        entropy_SV = prob_SV * -logp_SV.clamp_min(LEAST_LOG)
         top_SK = logits_SV.topk(min(PREFIX, logits_SV.shape[1])).indices
         return cls(
             logits_SV=logits_SV,
@@ -96,7 +99,7 @@ class Truth:
 
 
 def _least(logp_SV: torch.Tensor, top_SK: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return where each rule's set ends; tokens as likely as its last are in it.
+    """Return where each rule's set ends; tokens as likely as its last are in it, masked ones never.
 
     Samplers take top-k so; of equally likely tokens at the end of top-p they keep as many as the
     mass needs, which ones depending on the sort.
@@ -106,7 +109,7 @@ def _least(logp_SV: torch.Tensor, top_SK: torch.Tensor) -> dict[str, torch.Tenso
     if len(open_X := nucleus_S.isnan().nonzero()[:, 0]):
         nucleus_S[open_X] = _nucleus(logp_SV[open_X].sort(1, descending=True).values)
     return {
-        "top_k": first_SK[:, min(TOP_K, first_SK.shape[1]) - 1],
+        "top_k": first_SK[:, min(TOP_K, first_SK.shape[1]) - 1].clamp_min(LEAST_LOG),
         "top_p": nucleus_S,
         "min_p": first_SK[:, 0] + torch.tensor(MIN_P, dtype=torch.float64).log(),
     }

@@ -228,7 +228,7 @@ class View:
         return self.token_ids_T[: int(self._known.rows_S[step]) + 1]
 
     def attention_SK(self) -> torch.Tensor:
-        """Return the attention of each step, mean over heads and the layers declared.
+        """Return the attention of each step, mean over the heads and layers declared.
 
         Returns
         -------
@@ -265,11 +265,14 @@ class View:
         return int(self._known.rows_S[-1]) + 1
 
     def _attended(self, choice: LayerChoice) -> torch.Tensor:
-        layers, rows_S = choice.numbers(self.num_layers), self._known.rows_S
+        rows_S, count = self._known.rows_S, 0
         total_SK = torch.zeros((len(rows_S), self._end))
-        for layer in layers:
-            total_SK += self._known.sequence.attention(layer, rows_S).mean(0)
-        return total_SK / len(layers)
+        for layer in choice.numbers(self.num_layers):
+            weight_HSK = self._known.sequence.attention(layer, rows_S)
+            heads = choice.heads(layer, self.num_layers, len(weight_HSK))
+            total_SK += weight_HSK[list(heads)].sum(0)
+            count += len(heads)
+        return total_SK / count
 
     def _require(self, what: str, *, declared: bool) -> None:
         self._declared(what, declared or None)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tracekit.vocab.controller import CONTROLLERS, Controller, Tracker
+from tracekit.vocab.controller import CONTROLLERS, Controller, Tracker, bounded_exp
 
 if TYPE_CHECKING:
     from tracekit.vocab.controller import Run
-
-LARGEST_POWER = 50.0
-"""Weights stay within e to plus and minus this: sizes are clipped long before."""
 
 
 class _Rate(Tracker):
@@ -22,8 +18,7 @@ class _Rate(Tracker):
         self._slope = 0.0
 
     def weight(self) -> float:
-        power = self._of.level * (self._level or 0.0) + self._of.gain * self._slope
-        return math.exp(max(-LARGEST_POWER, min(power, LARGEST_POWER)))
+        return bounded_exp(self._of.level * (self._level or 0.0) + self._of.gain * self._slope)
 
     def observe(self, run: Run) -> None:
         before = run.entropy_nats if self._level is None else self._level
@@ -38,21 +33,21 @@ class Rate(Controller):
     """Budget ``exp(level * EMA(S) + gain * EMA(change of EMA(S)))`` times a fitted scale.
 
     Claim A5 of the mission in the form of ``k0 exp(a EMA(H) + b change)``; no published numbers
-    exist for it. ``level=0`` leaves the rate alone.
+    exist for it.
 
     Parameters
     ----------
     gain
         Weight of the entropy's change, steps a nat.
     level
-        Weight of the entropy itself, 1 / nats.
+        Weight of the entropy itself, 1 / nats; 0 leaves the rate alone.
     window
-        Steps that the two exponential means look back, about.
+        Steps that the two exponential means look back, about; 1 or more.
     """
 
     name: ClassVar[str] = "rate"
     gain: float = 4.0
-    level: float = 0.5
+    level: float = 0.0
     window: int = 8
 
     def start(self) -> Tracker:

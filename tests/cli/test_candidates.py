@@ -1,0 +1,222 @@
+"""``tracekit show RESULTS --vocab``, and what ``tracekit show RESULTS`` says of candidate sets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from rich.cells import cell_len
+
+from tracekit import schema
+from tracekit.cli.candidates import read_vocab
+from tracekit.cli.output import WIDTH
+from tracekit.cli.results import read_results
+from tracekit.cli.verdicts import read_verdicts
+from tracekit.errors import InputError, UsageError
+from tracekit.measure.ceiling import ceiling
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOLD = (
+    schema.CANDIDATE_STATS,
+    schema.MISSES,
+    schema.MISS_CLASSES,
+    schema.BATCH_UNIONS,
+    schema.VERDICTS,
+    schema.HEAD_TIMES,
+)
+
+
+def fits(text: str) -> bool:
+    return max(map(cell_len, text.splitlines())) <= WIDTH
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def verdict(**columns: Any) -> dict[str, Any]:
+    row = {column.name: None for column in schema.VERDICTS.columns}
+    kept = {
+        "domain": "story",
+        "hit_level": 0.99,
+        "verdict": "kept",
+        "estimator": "previous:top=256",
+        "controller": "fixed",
+        "fit": "asked",
+        "size": 64,
+        "hit_argmax": 0.995,
+        "low": 0.991,
+        "high": 0.999,
+        "n": 9,
+        "num_steps": 500,
+        "steps_needed": 300,
+        "cost_frac": 0.25,
+        "set_size_mean": 70.0,
+        "why": "kept: the lower end of the interval is at or above 0.99",
+    }
+    return row | kept | columns
+
+
+def with_verdicts(folder: Path, out: Path, *rows: dict[str, Any]) -> Path:
+    """Return a copy of results with these verdicts, and a head that is half of the model."""
+    shutil.copytree(folder, out)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    pq.write_table(schema.VERDICTS.build(len(rows), columns), out / "verdicts.parquet")
+    times = pq.read_table(out / "head_times.parquet").to_pydict() | {"head_share": 0.5}
+    pq.write_table(schema.HEAD_TIMES.build(len(times["size"]), times), out / "head_times.parquet")
+    return out
+
+
+def test_a_run_with_candidate_sets_writes_what_is_told_of_them(results_folder: Path) -> None:
+    for table in TOLD:
+        rows = pq.read_table(results_folder / f"{table.name}.parquet")
+        assert rows.schema.equals(table.schema)
+        assert rows.num_rows
+    assert not (results_folder / "candidate_sets.parquet").exists()
+
+
+def test_results_end_with_verdicts_and_say_where_to_look_next(results_folder: Path) -> None:
+    data, text = read_results(results_folder)
+    told = text.split("candidate sets of 64 tokens")[1]
+    assert "previous:top=256" in told
+    assert "ceiling: how many times faster" in told
+    assert "rows gathered and multiplied in" in told
+    assert "too few sequences for a verdict: all n = 5" in told
+    assert "--vocab NAME" in told
+    assert fits("\n".join(text.splitlines()[1:]))
+    assert {row["domain"] for row in data["verdicts"]} >= {"all", "story"}
+    json.dumps(data)
+
+
+def test_a_verdict_names_what_keeps_the_level_with_its_evidence_and_ceiling(
+    results_folder: Path, tmp_path: Path
+) -> None:
+    unsuited = "not suitable: nothing that reads less than the full head keeps 99 %"
+    nothing = "nothing to judge: no estimator that a decoder could run was tried"
+    rows = (
+        verdict(),
+        verdict(domain="code", verdict="not suitable", why=unsuited, hit_argmax=0.9),
+        verdict(domain="poem", verdict="nothing to judge", why=nothing, estimator=None),
+        verdict(domain="essay", verdict="too few sequences", n=2),
+    )
+    found, text = read_verdicts(with_verdicts(results_folder, tmp_path / "r", *rows))
+    told = flat(text)
+    assert len(found) == len(rows)
+    assert (
+        "story, 99 % of most likely tokens: kept: the lower end of the interval is at or above "
+        "0.99; previous:top=256 at 64: hit_argmax 0.995 [0.991, 0.999], n = 9, cost_frac 0.25, "
+        f"ceiling {ceiling(0.5, 0.25):.3g}." in told
+    )
+    assert f"code, 99 % of most likely tokens: {unsuited}; the best is previous:top=256" in told
+    assert f"poem, 99 % of most likely tokens: {nothing}." in told
+    assert "too few sequences for a verdict: essay n = 2." in told
+    assert fits(text)
+
+
+def test_a_scheme_is_told_by_size_with_its_ceiling(results_folder: Path, tmp_path: Path) -> None:
+    folder = with_verdicts(results_folder, tmp_path / "r", verdict())
+    data, text = read_vocab(folder, "previous", None, "all")
+    assert {row["size"] for row in data["statistics"]} == {16, 64, 4096}
+    cost = next(
+        row["value"]
+        for row in data["statistics"]
+        if (row["size"], row["statistic"]) == (16, "cost_frac")
+    )
+    line = next(one for one in text.splitlines() if one.startswith("   16 "))
+    assert f"{ceiling(0.5, cost):.3g}" in line.split()
+    assert "of a batch" in text
+    assert fits(text)
+    json.dumps(data)
+
+
+def test_one_size_is_told_in_full(results_folder: Path) -> None:
+    data, text = read_vocab(results_folder, "previous:top=256", 16, "all")
+    for name in ("neg_log_mass_p99.9", "run_mean", "set_size_p95", "ceiling", "hit_min_p"):
+        assert name in text
+    assert len(data["miss_classes"])
+    assert {row["size"] for row in data["misses"]} == {16}
+    assert f"the surest of {data['misses'][0]['num_misses']} misses" in text
+    assert "misses by class" in text
+    assert fits(text)
+    whole = read_vocab(results_folder, "oracle", 4096, "all")[1]
+    assert "no miss" in whole
+
+
+@pytest.mark.parametrize("group", ["domain", "entropy", "class", "position", "bucket"])
+def test_a_grouping_is_told_group_by_group(results_folder: Path, group: str) -> None:
+    data, text = read_vocab(results_folder, "frequency", 64, group)
+    groups = {row["group"] for row in data["statistics"]}
+    assert {row["grouping"] for row in data["statistics"]} == {group}
+    assert all(f" {one} " in text for one in groups)
+    assert "misses" not in data
+    assert fits(text)
+
+
+def test_a_single_group_is_told_like_all_steps(results_folder: Path) -> None:
+    data, text = read_vocab(results_folder, "frequency", 64, "story")
+    assert {row["group"] for row in data["statistics"]} == {"story"}
+    assert "neg_log_mass_max" in text
+    assert ", story: " in text
+
+
+def test_controllers_are_told_once_a_fit(trace_folder: Path, tmp_path: Path) -> None:
+    from tracekit.simulate.plan import make_plan
+    from tracekit.simulate.run import simulate
+
+    simulate(trace_folder, tmp_path / "r", make_plan(vocab=["previous@rate"], sizes=(8,)))
+    data, text = read_vocab(tmp_path / "r", "previous@rate", None, "all")
+    assert {row["fit"] for row in data["statistics"]} >= {"others", "own"}
+    assert "sizes fitted on other prompts" in text
+    assert "sizes fitted on the sequence itself" in text
+    assert not (tmp_path / "r" / "kv.parquet").exists()
+
+
+def test_what_results_do_not_hold_is_refused_in_one_sentence(
+    results_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="no candidate sets of random"):
+        read_vocab(results_folder, "random", None, "all")
+    with pytest.raises(InputError, match="no sets of 5 tokens: choose one of 16, 64, 4096"):
+        read_vocab(results_folder, "previous", 5, "all")
+    with pytest.raises(
+        InputError, match="no group 'poem' of steps: choose a grouping, all, domain"
+    ):
+        read_vocab(results_folder, "previous", None, "poem")
+    with pytest.raises(UsageError, match="did you mean 'previous'"):
+        read_vocab(results_folder, "prevous", None, "all")
+    with pytest.raises(InputError, match="holds no candidate sets: simulate with --vocab"):
+        read_vocab(tmp_path, "previous", None, "all")
+
+
+def test_results_without_candidate_sets_say_nothing_of_them(tmp_path: Path) -> None:
+    assert read_verdicts(tmp_path) == ([], "")
+
+
+def test_the_same_run_gives_the_same_bytes_and_times_stay_until_something_is_computed(
+    trace_folder: Path, tmp_path: Path
+) -> None:
+    from tracekit.simulate.plan import make_plan
+    from tracekit.simulate.run import simulate
+
+    plan = make_plan(vocab=["previous", "oracle"], sizes=(8, 32))
+    for name in "ab":
+        simulate(trace_folder, tmp_path / name, plan)
+    files = {
+        one.name: [(tmp_path / name / f"{one.name}.parquet").read_bytes() for name in "ab"]
+        for one in TOLD
+    }
+    del files["head_times"]
+    assert all(one == two for one, two in files.values())
+    times = tmp_path / "a" / "head_times.parquet"
+    before = times.read_bytes()
+    simulate(trace_folder, tmp_path / "a", plan)
+    assert times.read_bytes() == before
+    simulate(trace_folder, tmp_path / "a", make_plan(vocab=["oracle"], sizes=(8,)))
+    assert set(pq.read_table(times)["size"].to_pylist()) == {8}
+    simulate(trace_folder, tmp_path / "a", make_plan(["full"]))
+    assert not any((tmp_path / "a" / f"{one.name}.parquet").exists() for one in TOLD)
