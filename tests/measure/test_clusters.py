@@ -88,7 +88,3 @@ def test_labels_that_no_row_has_are_passed_over() -> None:
     assert found.size_J.tolist() == [2, 2]
 
 
-def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(UsageError, match=r"pip install 'tracekit\[clusters\]'"):
-        cluster_rows(rows_of(5), 3, 0)

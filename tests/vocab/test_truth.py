@@ -27,7 +27,7 @@ def test_facts_are_those_of_loops_however_few_tokens_are_looked_at_first(
 ) -> None:
     chosen = data.draw(st.integers(0, len(logits) - 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(truth_module, "PREFIX", prefix)
+        patch.setattr(truth_module, "PREFIXES", (prefix,))
         facts = truth_of(logits, chosen).facts()
     p, best = slow.softmax(logits), slow.order(logits)[0]
     assert facts["token_id"].tolist() == [chosen]

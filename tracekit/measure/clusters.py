@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tracekit.errors import UsageError
-
 ITERATIONS = 10
 """Steps of Lloyd. On a head of 49 152 x 576 in 512 clusters, 25 lower the sum of squares by 0.2 %."""
 
@@ -97,11 +95,6 @@ def cluster_rows(weight_VE: torch.Tensor, num: int, seed: int) -> Clusters:
         The same bytes for a seed whatever the number of threads: it runs on one, because several
         add up centroids in the order in which they come.
 
-    Raises
-    ------
-    UsageError
-        If scikit-learn is not installed.
-
     Notes
     -----
     First centroids by k-means++ (Arthur and Vassilvitskii 2007) among ``SAMPLE`` rows a cluster,
@@ -129,13 +122,11 @@ def row_blocks(weight_VE: torch.Tensor) -> list[slice]:
 
 
 def _k_means(rows_VE: np.ndarray, distinct_X: np.ndarray, num: int, seed: int) -> np.ndarray:
-    try:
-        from sklearn.cluster import KMeans, kmeans_plusplus
-        from sklearn.exceptions import ConvergenceWarning
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-    except ImportError as error:
-        msg = "clusters need scikit-learn: run pip install 'tracekit[clusters]'."
-        raise UsageError(msg) from error
+    # Imported where it is needed: it takes a second.
+    from sklearn.cluster import KMeans, kmeans_plusplus
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
     size = min(SAMPLE * num, len(distinct_X))
     sample_X = np.random.default_rng(seed).choice(distinct_X, size, replace=False)
     with threadpool_limits(1), warnings.catch_warnings():

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-FAILS = (TracekitError, ArithmeticError, ValueError, RuntimeError, MemoryError, OSError)
+FAILS = (
+    TracekitError,
+    ArithmeticError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 """What may go wrong in a cell without stopping the others."""
 
 Tables = dict[str, "pa.Table"]

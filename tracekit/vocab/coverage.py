@@ -11,10 +11,13 @@ from tracekit.errors import TracekitError
 from tracekit.measure.divergence import jsd_of_mass_nats
 from tracekit.vocab.check import Scored
 from tracekit.vocab.order import packed
-from tracekit.vocab.truth import RULES
+from tracekit.vocab.truth import LEAST_LOG, RULES
 
 if TYPE_CHECKING:
     from tracekit.vocab.truth import Truth
+
+DIFFERENCE_FROM = 1e-6
+"""Mass outside of a whole ranking from which it is the rest of all mass: right to 1e-9 of itself."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -22,7 +25,7 @@ class Prefixes:
     """Sums over a ranking's prefixes and over what is outside of them.
 
     Column c is of the set of the pinned tokens and the first c others, [S, K + 1] each: sums inside
-    and outside are taken each by itself, so that neither is a difference from 1.
+    and outside are taken each by itself, the small one of the two never as a difference from 1.
 
     Parameters
     ----------
@@ -65,30 +68,37 @@ class Prefixes:
         """
         ids_SK = _beside_pinned(ids_SK, pinned_P, truth.num_rows)[:, :limit]
         ids_SK = ids_SK[:, : int((ids_SK >= 0).sum(1).max())]
-        is_none_SK, slot_SK = ids_SK < 0, ids_SK.clamp_min(0)
-        is_outside_SV = _unlisted(ids_SK, truth.num_rows)
-        is_outside_SV[:, pinned_P] = 0
-
-        def ranked(values_SV: torch.Tensor, nothing: float) -> torch.Tensor:
-            return values_SV.gather(1, slot_SK).masked_fill_(is_none_SK, nothing)
-
-        def outside(values_SV: torch.Tensor) -> torch.Tensor:
-            rest_S = torch.linalg.vecdot(values_SV, is_outside_SV)
-            from_end = torch.cat([rest_S[:, None], ranked(values_SV, 0).flip(1)], 1).cumsum(1)
-            return from_end.flip(1)
-
-        best_S = _best_outside(truth, is_outside_SV)
-        best = torch.cat([best_S[:, None], ranked(truth.logp_SV, -torch.inf).flip(1)], 1)
+        is_none_SK = ids_SK < 0
+        logp_SK = truth.logp_SV.gather(1, ids_SK.clamp_min(0))
+        logp_SK = logp_SK.masked_fill_(is_none_SK, -torch.inf)
+        prob_SK = logp_SK.exp()
+        entropy_SK = prob_SK * -logp_SK.clamp_min(LEAST_LOG)
+        count_SV = _listed(ids_SK, truth.num_rows)
+        count_SV[:, pinned_P] = 1
         pinned_S1 = truth.prob_SV[:, pinned_P].sum(1, keepdim=True)
+        inside = torch.cat([pinned_S1, prob_SK], 1).cumsum(1)
+        near_X = (truth.mass_S1[:, 0] - inside[:, -1] < DIFFERENCE_FROM).nonzero()[:, 0]
+
+        def outside(
+            values_SV: torch.Tensor, total_S1: torch.Tensor, ranked_SK: torch.Tensor
+        ) -> torch.Tensor:
+            pinned_S1 = values_SV[:, pinned_P].sum(1, keepdim=True)
+            rest_S1 = total_S1 - pinned_S1 - ranked_SK.sum(1, keepdim=True)
+            # Where nearly nothing is left, a difference has lost it: what is left is added up.
+            left_XV = values_SV[near_X].masked_fill(count_SV[near_X] > 0, 0)
+            rest_S1[near_X] = left_XV.sum(1, keepdim=True)
+            return torch.cat([rest_S1, ranked_SK.flip(1)], 1).cumsum(1).flip(1)
+
+        best_S1 = _best_outside(truth, count_SV)[:, None]
         return cls(
             truth=truth,
             ids_SK=ids_SK,
             pinned_P=pinned_P,
             num_ranked_S=(~is_none_SK).sum(1),
-            inside=torch.cat([pinned_S1, ranked(truth.prob_SV, 0)], 1).cumsum(1),
-            outside=outside(truth.prob_SV),
-            entropy_outside=outside(truth.entropy_SV),
-            best_outside=best.cummax(1).values.flip(1),
+            inside=inside,
+            outside=outside(truth.prob_SV, truth.mass_S1, prob_SK),
+            entropy_outside=outside(truth.entropy_SV, truth.entropy_S1, entropy_SK),
+            best_outside=torch.cat([best_S1, logp_SK.flip(1)], 1).cummax(1).values.flip(1),
         )
 
     def counts(self, size_SN: torch.Tensor) -> torch.Tensor:
@@ -183,25 +193,26 @@ def _beside_pinned(ids_SK: torch.Tensor, pinned_P: torch.Tensor, num_rows: int) 
     return packed(ids_SK, (ids_SK >= 0) & ~is_pinned_V[ids_SK])
 
 
-def _unlisted(ids_SK: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Return 1 for the tokens that each ranking does not hold and 0 for others, float64 [S, V]."""
-    outside_SV = torch.ones((len(ids_SK), num_rows + 1), dtype=torch.float64)
-    outside_SV.scatter_(1, torch.where(ids_SK < 0, num_rows, ids_SK), 0.0)
-    outside_SV = outside_SV[:, :num_rows]
-    if (num_rows - outside_SV.sum(1) != (ids_SK >= 0).sum(1)).any():
+def _listed(ids_SK: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return how often each ranking holds each token, int16 [S, V]: once, or not at all."""
+    count_SV = torch.zeros((len(ids_SK), num_rows + 1), dtype=torch.int16)
+    slot_SK = torch.where(ids_SK < 0, num_rows, ids_SK)
+    count_SV.scatter_add_(1, slot_SK, count_SV.new_ones(1).expand_as(slot_SK))
+    count_SV[:, num_rows] = 1
+    if (count_SV.gather(1, slot_SK) != 1).any():
         msg = "a ranking holds a token twice."
         raise TracekitError(msg)
-    return outside_SV
+    return count_SV[:, :num_rows]
 
 
-def _best_outside(truth: Truth, is_outside_SV: torch.Tensor) -> torch.Tensor:
+def _best_outside(truth: Truth, count_SV: torch.Tensor) -> torch.Tensor:
     """Return the largest ln p outside of each whole ranking; -inf where nothing is."""
-    is_outside_SK = is_outside_SV.gather(1, truth.top_SK) > 0
+    is_outside_SK = count_SV.gather(1, truth.top_SK) == 0
     at_S1 = is_outside_SK.int().argmax(1, keepdim=True)
     best_S = truth.logp_SV.gather(1, truth.top_SK.gather(1, at_S1))[:, 0]
     # Most rankings leave out one of the most likely tokens; the others are looked at whole.
     if len(open_X := (~is_outside_SK.any(1)).nonzero()[:, 0]):
-        left_XV = truth.logp_SV[open_X].masked_fill(is_outside_SV[open_X] == 0, -torch.inf)
+        left_XV = truth.logp_SV[open_X].masked_fill(count_SV[open_X] > 0, -torch.inf)
         best_S[open_X] = left_XV.amax(1)
     return best_S
 

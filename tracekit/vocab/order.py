@@ -29,3 +29,28 @@ def first_of_each(ids_SK: torch.Tensor, num_rows: int) -> torch.Tensor:
     first_SV = torch.full((len(ids_SK), num_rows + 1), ids_SK.shape[1])
     first_SV.scatter_reduce_(1, slot_SK, place_K, "amin")
     return packed(ids_SK, (first_SV.gather(1, slot_SK) == place_K) & (ids_SK >= 0))
+
+
+def opened(
+    order_SJ: torch.Tensor, size_J: torch.Tensor, members_V: torch.Tensor, limit: int
+) -> torch.Tensor:
+    """Return the members of lists, the lists one after the other, int64 [S, limit].
+
+    Parameters
+    ----------
+    order_SJ
+        Lists of each step, best first.
+    size_J
+        Members of each list.
+    members_V
+        All members, list by list.
+    limit
+        How many are wanted, at most V.
+    """
+    end_SJ = size_J[order_SJ].cumsum(1)
+    slot_SK = torch.arange(limit).repeat(len(order_SJ), 1)
+    # What leads from a place in the ranking to a place among all members is one number a list.
+    start_J = size_J.cumsum(0) - size_J
+    shift_SJ = start_J[order_SJ] - (end_SJ - size_J[order_SJ])
+    list_SK = torch.searchsorted(end_SJ, slot_SK, right=True)
+    return members_V[slot_SK + shift_SJ.gather(1, list_SK)]

@@ -23,8 +23,8 @@ RULES = ("top_k", "top_p", "min_p")
 LEAST_LOG = torch.finfo(torch.float64).min
 """ln p of any token that is not masked is above it."""
 
-PREFIX = 1024
-"""Most likely tokens among which the end of a top-p set is sought before a row is sorted whole."""
+PREFIXES = (128, 2048)
+"""Most likely tokens among which a set's end is sought before a row is sorted whole."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,6 +37,8 @@ class Truth:
         Logits under the full head, float32 [S, V].
     logp_SV, prob_SV, entropy_SV
         ln p, p and -p ln p, float64 [S, V]; 0 for -p ln p of a masked token.
+    mass_S1, entropy_S1
+        Sums of p, 1 but for rounding, and of -p ln p.
     top_SK
         Most likely tokens of each step, best first, in no order of equal ones.
     best_S
@@ -51,6 +53,8 @@ class Truth:
     logp_SV: torch.Tensor
     prob_SV: torch.Tensor
     entropy_SV: torch.Tensor
+    mass_S1: torch.Tensor
+    entropy_S1: torch.Tensor
     top_SK: torch.Tensor
     best_S: torch.Tensor
     chosen_S: torch.Tensor
@@ -63,12 +67,14 @@ class Truth:
         prob_SV = logp_SV.exp()
         # The smallest number keeps 0 times -inf from being NaN, and changes nothing else.
         entropy_SV = prob_SV * -logp_SV.clamp_min(LEAST_LOG)
-        top_SK = logits_SV.topk(min(PREFIX, logits_SV.shape[1])).indices
+        top_SK = logits_SV.topk(min(PREFIXES[0], logits_SV.shape[1])).indices
         return cls(
             logits_SV=logits_SV,
             logp_SV=logp_SV,
             prob_SV=prob_SV,
             entropy_SV=entropy_SV,
+            mass_S1=prob_SV.sum(1, keepdim=True),
+            entropy_S1=entropy_SV.sum(1, keepdim=True),
             top_SK=top_SK,
             # Taken from the logits: the shift to log-probabilities may make two of them equal.
             best_S=logits_SV.argmax(1),
@@ -88,7 +94,7 @@ class Truth:
             "best_id": self.best_S,
             "nll_full": -self.logp_SV.gather(1, chosen_S1)[:, 0],
             "best_prob": self.prob_SV.gather(1, best_S1)[:, 0],
-            "entropy_nats": self.entropy_SV.sum(1),
+            "entropy_nats": self.entropy_S1[:, 0],
             **sizes,
         }
 
@@ -106,8 +112,10 @@ def _least(logp_SV: torch.Tensor, top_SK: torch.Tensor) -> dict[str, torch.Tenso
     """
     first_SK = logp_SV.gather(1, top_SK)
     nucleus_S = _nucleus(first_SK)
-    if len(open_X := nucleus_S.isnan().nonzero()[:, 0]):
-        nucleus_S[open_X] = _nucleus(logp_SV[open_X].sort(1, descending=True).values)
+    for size in (*PREFIXES[1:], logp_SV.shape[1]):
+        if len(open_X := nucleus_S.isnan().nonzero()[:, 0]):
+            first_XK = logp_SV[open_X].topk(min(size, logp_SV.shape[1])).values
+            nucleus_S[open_X] = _nucleus(first_XK)
     return {
         "top_k": first_SK[:, min(TOP_K, first_SK.shape[1]) - 1].clamp_min(LEAST_LOG),
         "top_p": nucleus_S,

@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 
 from tracekit.measure.clusters import Clusters, cluster_rows
 from tracekit.vocab.estimator import ESTIMATORS, CausalEstimator, Cost
+from tracekit.vocab.order import opened
 from tracekit.vocab.view import Needs
 
 if TYPE_CHECKING:
@@ -74,14 +75,7 @@ class Clustered(CausalEstimator):
         centroid_JE = lists.clusters.centroid_JE
         score_SJ = view.hidden_SE.to(centroid_JE) @ centroid_JE.T + lists.bias_J
         order_SJ = score_SJ.argsort(dim=1, descending=True, stable=True)
-        size_SJ = lists.clusters.size_J[order_SJ]
-        end_SJ = size_SJ.cumsum(1)
-        place_SK = torch.arange(limit).repeat(len(end_SJ), 1)
-        opened_SK = torch.searchsorted(end_SJ, place_SK, right=True)
-        # A member's place in its list, behind the lists before it.
-        inner_SK = place_SK - (end_SJ - size_SJ).gather(1, opened_SK)
-        start_J = lists.clusters.size_J.cumsum(0) - lists.clusters.size_J
-        return lists.clusters.members_V[start_J[order_SJ.gather(1, opened_SK)] + inner_SK]
+        return opened(order_SJ, lists.clusters.size_J, lists.clusters.members_V, limit)
 
     def cost(self, view: View, size: int) -> Cost:
         """Return a product with the centroids, and the ids of the lists that are opened."""

@@ -10,6 +10,7 @@ import torch
 from tracekit.errors import UsageError
 from tracekit.measure.clusters import Clusters, cluster_rows
 from tracekit.vocab.estimator import ESTIMATORS, CausalEstimator, Cost
+from tracekit.vocab.order import opened
 from tracekit.vocab.view import Needs
 
 if TYPE_CHECKING:
@@ -63,15 +64,8 @@ class TokenTopics(CausalEstimator):
         """Return the clusters' tokens, the heaviest cluster first."""
         clusters = self._clusters(view.head)
         order_SJ = self._weights(view, clusters).argsort(dim=1, descending=True, stable=True)
-        size_J = clusters.size_J
-        end_SJ = size_J[order_SJ].cumsum(1)
-        slot_SK = torch.arange(limit).repeat(len(order_SJ), 1)
-        # What leads from a place in the ranking to a place among all members is one number a list.
-        start_J = size_J.cumsum(0) - size_J
-        shift_SJ = start_J[order_SJ] - (end_SJ - size_J[order_SJ])
-        list_SK = torch.searchsorted(end_SJ, slot_SK, right=True)
         members_V = clusters.cluster_V.argsort(stable=True)
-        return members_V[slot_SK + shift_SJ.gather(1, list_SK)]
+        return opened(order_SJ, clusters.size_J, members_V, limit)
 
     def cost(self, view: View, size: int) -> Cost:
         """Return the upkeep of the weights, and the ids of the candidates."""
