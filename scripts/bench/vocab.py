@@ -144,20 +144,21 @@ def _loop(schemes: list[Scheme], recorded: Sequence, decoder: Decoder, others: O
     """Return the time of a step by a plain loop, and check that it covers the same."""
     import torch
 
-    from tracekit.vocab import engine
+    from tracekit.vocab import blocks
+    from tracekit.vocab.engine import evaluate
 
     few = _first(recorded, NUM_LOOPED)
-    wanted = engine.evaluate(schemes, SIZES, recorded=few, decoder=decoder, others=others)
-    usual, engine.BLOCK_NUMBERS = engine.BLOCK_NUMBERS, decoder.head.spec.num_rows
+    wanted = evaluate(schemes, SIZES, recorded=few, decoder=decoder, others=others)
+    usual, blocks.BLOCK_NUMBERS = blocks.BLOCK_NUMBERS, decoder.head.spec.num_rows
     memories: dict[str, dict[str, Any]] = {one.text: {} for one in schemes}
     masses: dict[str, list[list[float]]] = {one.text: [] for one in schemes}
     start = time.perf_counter()
-    for block in engine.blocks(few, decoder, others, num_top=256):
+    for block in blocks.blocks(few, decoder, others, num_top=256):
         for scheme in schemes:
             found = _loop_scheme(scheme, block, memories[scheme.text], decoder.pinned_P)
             masses[scheme.text].append(found)
     took = (time.perf_counter() - start) / NUM_LOOPED
-    engine.BLOCK_NUMBERS = usual
+    blocks.BLOCK_NUMBERS = usual
     for one in wanted:
         text = one.asked.scheme.text
         mass_SN = 1 - torch.from_numpy(one.columns["missing_mass"])

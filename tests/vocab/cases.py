@@ -12,9 +12,10 @@ import torch
 from tests import oracles_vocab as slow
 from tracekit.measure.head import Head
 from tracekit.spec import HeadSpec
+from tracekit.vocab.blocks import blocks, runs_of
 from tracekit.vocab.controller import Run
 from tracekit.vocab.controllers.fixed import Fixed
-from tracekit.vocab.engine import Tried, blocks, evaluate, runs_of
+from tracekit.vocab.engine import Tried, evaluate
 from tracekit.vocab.others import Corpus, Others, Text
 from tracekit.vocab.scheme import Scheme
 from tracekit.vocab.view import Decoder, Sequence

@@ -16,7 +16,7 @@ from tests.vocab.cases import Case, make_case
 from tracekit.errors import UsageError
 from tracekit.measure.clusters import cluster_rows
 from tracekit.measure.head import Head
-from tracekit.vocab import engine
+from tracekit.vocab.blocks import blocks
 from tracekit.vocab.checks.certified import MARGIN, SEED, Certified, CertifiedLowRank
 from tracekit.vocab.controllers.fixed import Fixed
 from tracekit.vocab.coverage import Prefixes
@@ -145,7 +145,7 @@ def test_tokens_are_bounded_by_what_a_low_rank_leaves(
 
 def assert_decides_by(case: Case, check: Any, bound: Any) -> None:
     """Assert that a check is sure exactly where a slow bound is below what matters."""
-    (block,) = engine.blocks(case.recorded, case.decoder, case.others, num_top=0)
+    (block,) = blocks(case.recorded, case.decoder, case.others, num_top=0)
     truth = Truth.of(block.logits_SV, block.chosen_S)
     ids_SK = Random().ranking(View(block.known, Random().needs, "", {}), case.width)
     prefixes = Prefixes.of(truth, ids_SK, block.known.decoder.pinned_P, case.width)
@@ -164,7 +164,7 @@ def assert_decides_by(case: Case, check: Any, bound: Any) -> None:
 
 def test_a_set_of_all_tokens_is_certain_and_an_empty_one_is_not() -> None:
     case = make_case(4, num_pinned=0)
-    (block,) = engine.blocks(case.recorded, case.decoder, case.others, num_top=0)
+    (block,) = blocks(case.recorded, case.decoder, case.others, num_top=0)
     truth = Truth.of(block.logits_SV, block.chosen_S)
     ids_SK = torch.arange(23).expand(len(block.chosen_S), -1)
     prefixes = Prefixes.of(truth, ids_SK, block.known.decoder.pinned_P, 23)
@@ -188,7 +188,7 @@ def test_a_copy_of_full_rank_proves_almost_every_step() -> None:
 
 def test_costs_are_those_of_the_formulas() -> None:
     case = make_case(7, has_bias=True)
-    (block,) = engine.blocks(case.recorded, case.decoder, case.others, num_top=0)
+    (block,) = blocks(case.recorded, case.decoder, case.others, num_top=0)
     checks: tuple[Check, ...] = (Certified(4), Certified(99), CertifiedLowRank(2))
     costs = [one.cost(View(block.known, one.needs, one.text, {})) for one in checks]
     assert [one.macs for one in costs] == [4 * 7, 23 * 7, 2 * (12 + 23) + 23]

@@ -19,7 +19,8 @@ from tests.vocab.cases import NUM_LAYERS, OWN, Case, make_case, with_masked
 from tracekit.errors import UsageError
 from tracekit.measure.head import Head
 from tracekit.parameters import make, split
-from tracekit.vocab import engine
+from tracekit.vocab import blocks as blocks_module
+from tracekit.vocab.blocks import blocks
 from tracekit.vocab.check import CHECKS
 from tracekit.vocab.controller import CONTROLLERS, Run, weights
 from tracekit.vocab.coverage import Prefixes
@@ -229,7 +230,7 @@ def assert_blocks_change_nothing(
 ) -> None:
     case = make_case(2, scored=[2, 3, 6, 7, 8])
     whole, (cell,) = case.candidates(estimator, 23), case.evaluate([estimator], [5])
-    monkeypatch.setattr(engine, "BLOCK_NUMBERS", rows * case.width)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", rows * case.width)
     assert case.candidates(estimator, 23) == whole
     (again,) = case.evaluate([estimator], [5])
     for name in ("bytes", "macs"):
@@ -295,7 +296,7 @@ def test_no_candidate_up_to_a_step_depends_on_what_comes_after(
     block: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine, "BLOCK_NUMBERS", block)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", block)
     assert_no_look_ahead(estimator, make_case(3, scored=scored))
 
 
@@ -303,7 +304,7 @@ def test_no_candidate_up_to_a_step_depends_on_what_comes_after(
 def test_no_causal_candidate_depends_on_the_logits_of_its_own_step(estimator: Estimator) -> None:
     case = make_case(4)
     num_top = max(part.needs.previous for part in estimator.parts)
-    (block,) = engine.blocks(case.recorded, case.decoder, case.others, num_top=num_top)
+    (block,) = blocks(case.recorded, case.decoder, case.others, num_top=num_top)
     none_SV = torch.full_like(block.logits_SV, torch.nan)
     ids_SK, none_SK = (
         estimator.candidates(block.known, {}, logits_SV, 20)
@@ -537,7 +538,7 @@ every_check = pytest.mark.parametrize("check", VERDICTS.values(), ids=VERDICTS)
 
 def verdict(check: Check, case: Case, logits_SV: torch.Tensor, size_N: list[int]) -> Any:
     """Return the ids, the sizes and where a check is sure, with some logits for the true ones."""
-    (block,) = engine.blocks(case.recorded, case.decoder, case.others, num_top=check.needs.previous)
+    (block,) = blocks(case.recorded, case.decoder, case.others, num_top=check.needs.previous)
     rng = torch.Generator().manual_seed(0)
     ids_SK = torch.stack([torch.randperm(case.width, generator=rng) for _ in block.chosen_S])
     truth = Truth.of(logits_SV, block.chosen_S)
@@ -592,6 +593,6 @@ def test_a_step_that_is_not_sure_becomes_the_full_head_and_no_other_changes(
 @every_check
 def test_a_check_says_what_it_costs(check: Check) -> None:
     case = make_case(12)
-    (block,) = engine.blocks(case.recorded, case.decoder, case.others, num_top=check.needs.previous)
+    (block,) = blocks(case.recorded, case.decoder, case.others, num_top=check.needs.previous)
     cost = check.cost(View(block.known, check.needs, check.text, {}))
     assert cost.macs >= 0 <= cost.bytes

@@ -17,9 +17,10 @@ from tests.vocab.cases import Case, make_case, with_masked
 from tracekit import schema
 from tracekit.errors import InputError, TracekitError, UsageError
 from tracekit.measure.head import Head
-from tracekit.vocab import engine
+from tracekit.vocab import blocks as blocks_module
+from tracekit.vocab.blocks import blocks, runs_of
 from tracekit.vocab.controller import Controller, Run, Tracker
-from tracekit.vocab.engine import blocks, facts, runs_of
+from tracekit.vocab.engine import facts
 from tracekit.vocab.estimator import CausalEstimator, Cost, Estimator, parse_estimator
 from tracekit.vocab.estimators.frequency import Frequency
 from tracekit.vocab.estimators.lowrank import LowRank
@@ -118,7 +119,7 @@ def test_blocks_of_steps_change_no_step(monkeypatch: pytest.MonkeyPatch) -> None
     schemes = [parse_scheme(text) for text in ("previous:top=3", "lowrank:rank=2@rate")]
     whole = case.tried(schemes, [3, 9])
     whole_facts = facts(case.recorded, case.decoder, case.others)
-    monkeypatch.setattr(engine, "BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
     for small, large in zip(case.tried(schemes, [3, 9]), whole, strict=True):
         assert small.asked.scheme == large.asked.scheme
         for name, values_SN in large.columns.items():
@@ -129,7 +130,7 @@ def test_blocks_of_steps_change_no_step(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_blocks_hold_no_more_runs_than_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "BLOCK_NUMBERS", 4 * 23)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 4 * 23)
     for num_rows in (40, 400):
         case = make_case(num_rows=num_rows, scored=list(range(5, num_rows)))
         seen = 0
@@ -148,7 +149,7 @@ def test_blocks_hold_no_more_runs_than_their_own(monkeypatch: pytest.MonkeyPatch
 def test_each_run_of_the_head_is_shown_to_the_first_step_after_it(
     rows: int, scored: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "BLOCK_NUMBERS", 23 * rows)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 23 * rows)
     case = make_case(scored=scored)
     ran = sorted({*scored, *(row - 1 for row in scored if row)})
     assert runs_of(case.scored_S).tolist() == ran

@@ -15,7 +15,7 @@ from tests.vocab.cases import make_case
 from tracekit.errors import UsageError
 from tracekit.measure.head import Head
 from tracekit.spec import HeadSpec
-from tracekit.vocab.engine import BLOCK_NUMBERS
+from tracekit.vocab.blocks import BLOCK_NUMBERS
 from tracekit.vocab.estimators.hnsw import Hnsw
 
 faiss = pytest.importorskip("faiss")
@@ -71,7 +71,7 @@ def test_the_graph_and_its_cost_do_not_depend_on_threads_or_blocks(
 ) -> None:
     results, costs = [], []
     for threads, block in ((1, BLOCK_NUMBERS), (4, 60)):
-        monkeypatch.setattr("tracekit.vocab.engine.BLOCK_NUMBERS", block)
+        monkeypatch.setattr("tracekit.vocab.blocks.BLOCK_NUMBERS", block)
         before = faiss.omp_get_max_threads()
         faiss.omp_set_num_threads(threads)
         try:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests import oracles_ngram as slow
 from tests.vocab.cases import Case, make_case
 from tracekit.errors import UsageError
-from tracekit.vocab import engine
+from tracekit.vocab import blocks as blocks_module
 from tracekit.vocab.estimators.lookup import Lookup
 
 NUM_ROWS = 40
@@ -53,7 +53,7 @@ def test_a_token_that_is_new_to_the_text_has_no_followers() -> None:
 def test_blocks_of_steps_change_no_followers(monkeypatch: pytest.MonkeyPatch) -> None:
     case = text_case([1, 2, 1, 2, 3, 1, 2, 1, 3, 1, 2, 1])
     whole = case.candidates(Lookup(), 8)
-    monkeypatch.setattr(engine, "BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
     assert case.candidates(Lookup(), 8) == whole
 
 

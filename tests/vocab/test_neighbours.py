@@ -15,7 +15,7 @@ from tracekit.errors import UsageError
 from tracekit.measure import nearest
 from tracekit.measure.head import Head
 from tracekit.measure.nearest import NearestRows
-from tracekit.vocab import engine
+from tracekit.vocab import blocks as blocks_module
 from tracekit.vocab.estimator import parse_estimator
 from tracekit.vocab.estimators import neighbours
 from tracekit.vocab.estimators.neighbours import Neighbours, recent_first
@@ -128,7 +128,7 @@ def test_blocks_of_ids_change_no_ranking(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_blocks_of_steps_share_the_neighbours_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
     case = make_case(3)
     case.candidates(Neighbours(n=2), 23)
     key = ("neighbours", "output", 2)

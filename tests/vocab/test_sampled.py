@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.vocab.cases import make_case
-from tracekit.vocab import engine
+from tracekit.vocab import blocks as blocks_module
 from tracekit.vocab.engine import sampled_steps
 from tracekit.vocab.estimators.frequency import Frequency
 from tracekit.vocab.estimators.previous import Previous
@@ -23,7 +23,7 @@ def test_steps_a_third_in_and_two_thirds_in_are_kept(num_steps: int, wanted: lis
 def test_kept_rankings_are_the_estimators_own_without_pinned_tokens(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "BLOCK_NUMBERS", 23 * rows)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 23 * rows)
     case = make_case(scored=[1, 2, 3, 5, 6, 8], num_pinned=4)
     for estimator in (Previous(top=4), Frequency()):
         (one,) = case.tried_fixed([estimator], [2, 9])

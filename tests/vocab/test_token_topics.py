@@ -11,7 +11,7 @@ from tests import oracles_topics as slow
 from tests.vocab.cases import Case, make_case
 from tracekit.errors import UsageError
 from tracekit.measure.clusters import cluster_rows
-from tracekit.vocab import engine
+from tracekit.vocab import blocks as blocks_module
 from tracekit.vocab.estimator import parse_estimator
 from tracekit.vocab.estimators.token_topics import TokenTopics
 
@@ -64,7 +64,7 @@ def test_a_block_goes_on_where_the_last_one_ended(
 ) -> None:
     case = make_case(2, num_rows=40, scored=[0, 5, 6, 9, 20, 39])
     whole = case.candidates(TokenTopics(lists=6), 23)
-    monkeypatch.setattr(engine, "BLOCK_NUMBERS", rows * case.width)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", rows * case.width)
     assert case.candidates(TokenTopics(lists=6), 23) == whole
 
 

@@ -14,7 +14,7 @@ from tests import oracles_topics as slow
 from tests.vocab.cases import Case, make_case
 from tracekit.errors import UsageError
 from tracekit.measure.leader import Leaders
-from tracekit.vocab import engine
+from tracekit.vocab import blocks as blocks_module
 from tracekit.vocab.estimator import parse_estimator
 from tracekit.vocab.estimators.oracle import Oracle
 from tracekit.vocab.estimators.topic import Topic
@@ -118,7 +118,7 @@ def test_a_block_goes_on_where_the_last_one_ended(
     case = make_case(6, num_rows=40, scored=[5, 6, 9, 20, 21, 39])
     topics = [Topic(threshold=t, decay=d) for t, d in itertools.product((0.1, 0.5), (0.0, 0.3))]
     whole = [case.candidates(one, 23) for one in topics]
-    monkeypatch.setattr(engine, "BLOCK_NUMBERS", rows * case.width)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", rows * case.width)
     assert [case.candidates(one, 23) for one in topics] == whole
 
 

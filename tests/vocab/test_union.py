@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests import oracles_vocab as slow
 from tests.vocab.cases import make_case
-from tracekit.vocab import engine
+from tracekit.vocab import blocks as blocks_module
 from tracekit.vocab.estimators.frequency import Frequency
 from tracekit.vocab.estimators.lowrank import LowRank
 from tracekit.vocab.estimators.oracle import Oracle
@@ -44,7 +44,7 @@ def test_a_union_of_one_with_itself_is_that_one() -> None:
 def test_members_of_one_kind_have_memories_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     case, union = make_case(2), Union((Previous(top=1), Previous(top=5)))
     whole = case.candidates(union, 23)
-    monkeypatch.setattr(engine, "BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(blocks_module, "BLOCK_NUMBERS", 1)
     assert case.candidates(union, 23) == whole
 
 

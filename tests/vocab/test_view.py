@@ -9,7 +9,7 @@ import torch
 
 from tests.vocab.cases import Case, make_case
 from tracekit.errors import TracekitError, UsageError
-from tracekit.vocab.engine import blocks
+from tracekit.vocab.blocks import blocks
 from tracekit.vocab.layers import LayerChoice
 from tracekit.vocab.view import Known, Needs, View
 

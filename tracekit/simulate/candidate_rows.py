@@ -81,7 +81,10 @@ def _with_causal(one: Tried, num_rows: int) -> dict[str, np.ndarray]:
         torch.from_numpy(columns["backoff_kl_nats"]),
         num_rows,
     )
-    return columns | {"backoff_kl_causal_nats": causal.numpy(), "mass": np.exp(-columns["neg_log_mass_nats"])}
+    return columns | {
+        "backoff_kl_causal_nats": causal.numpy(),
+        "mass": np.exp(-columns["neg_log_mass_nats"]),
+    }
 
 
 def _costs(one: Tried, set_size_N: np.ndarray, head: Head) -> dict[str, np.ndarray]:

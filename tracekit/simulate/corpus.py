@@ -10,8 +10,8 @@ import torch
 
 from tracekit.measure.attention import logits_HQK, weights_HQK
 from tracekit.measure.tensors import to_torch
+from tracekit.vocab.blocks import runs_of
 from tracekit.vocab.controller import Run
-from tracekit.vocab.engine import runs_of
 from tracekit.vocab.others import Corpus, Text
 from tracekit.vocab.view import Sequence
 

@@ -5,41 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from tracekit.errors import InputError, TracekitError, UsageError
-from tracekit.measure.logits import best_ids, has_distribution
-from tracekit.measure.memo import Memo
+from tracekit.errors import TracekitError, UsageError
+from tracekit.vocab.blocks import blocks
 from tracekit.vocab.budget import asked
 from tracekit.vocab.coverage import Prefixes
 from tracekit.vocab.estimator import Cost
 from tracekit.vocab.truth import Truth
-from tracekit.vocab.view import Known, View
+from tracekit.vocab.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    import numpy as np
-
+    from tracekit.vocab.blocks import Block
     from tracekit.vocab.budget import Asked
     from tracekit.vocab.check import Check
     from tracekit.vocab.estimator import Estimator
     from tracekit.vocab.others import Others
     from tracekit.vocab.scheme import Scheme
-    from tracekit.vocab.view import Decoder
+    from tracekit.vocab.view import Decoder, Known
     from tracekit.vocab.view import Sequence as Recorded
-
-BLOCK_NUMBERS = 1 << 22
-"""Logits in one block; with their float64 copies and masks it stays below 300 MB."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Block:
-    """Some scored steps: what is known before, and the logits and tokens that came."""
-
-    known: Known
-    logits_SV: torch.Tensor
-    chosen_S: torch.Tensor
 
 
 @dataclass(eq=False)
@@ -59,24 +46,31 @@ class Tried:
     """
 
     asked: Asked
-    columns: dict[str, np.ndarray]
-    cost_N: list[Cost]
-    samples: dict[int, np.ndarray]
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    cost_N: list[Cost] = field(default_factory=list)
+    samples: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def write(self, steps: slice, columns: dict[str, torch.Tensor], cost_N: list[Cost]) -> None:
+        """Take in what was found at some steps."""
+        num_steps, num_sizes = self.asked.size_SN.shape
+        for name, values_SN in columns.items():
+            # Whole at once: a piece kept from each block would hold on to the memory around it.
+            if name not in self.columns:
+                dtype = values_SN.numpy().dtype
+                self.columns[name] = np.empty((num_steps, num_sizes), dtype)
+            self.columns[name][steps] = values_SN.numpy()
+        share = (steps.stop - steps.start) / num_steps
+        before_N = self.cost_N or [Cost()] * num_sizes
+        self.cost_N = [one + more * share for one, more in zip(before_N, cost_N, strict=True)]
 
 
 @dataclass(eq=False)
 class _Group:
-    """Schemes of one estimator, which is asked once a block for all of them.
-
-    By scheme: the columns of each block, and the sum over steps of the cost of each size.
-    """
+    """Schemes of one estimator, which is asked once a block for all of them."""
 
     estimator: Estimator
-    asked: list[Asked]
+    tried: list[Tried] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
-    covered: dict[int, list[dict[str, torch.Tensor]]] = field(default_factory=dict)
-    costs: dict[int, list[Cost]] = field(default_factory=dict)
-    samples: dict[int, np.ndarray] = field(default_factory=dict)
 
 
 def evaluate(
@@ -125,8 +119,8 @@ def evaluate(
         return []
     groups: dict[str, _Group] = {}
     for scheme in schemes:
-        group = groups.setdefault(scheme.estimator.text, _Group(scheme.estimator, []))
-        group.asked += asked(scheme, sizes, recorded, others)
+        group = groups.setdefault(scheme.estimator.text, _Group(scheme.estimator))
+        group.tried += map(Tried, asked(scheme, sizes, recorded, others))
     parts = [part for one in groups.values() for part in one.estimator.parts]
     num_top = max((part.needs.previous for part in parts), default=0)
     start = 0
@@ -136,7 +130,7 @@ def evaluate(
         for group in groups.values():
             _cover(group, block, truth, slice(start, end), sizes)
         start = end
-    tried = [one for group in groups.values() for one in _tried(group)]
+    tried = [one for group in groups.values() for one in group.tried]
     order = {scheme.text: place for place, scheme in enumerate(schemes)}
     return sorted(tried, key=lambda one: order[one.asked.scheme.text])
 
@@ -153,7 +147,8 @@ def facts(recorded: Recorded, decoder: Decoder, others: Others) -> dict[str, np.
         {"position": block.known.rows_S + 1} | Truth.of(block.logits_SV, block.chosen_S).facts()
         for block in blocks(recorded, decoder, others, num_top=0)
     ]
-    return _joined(parts) if parts else {}
+    names = parts[0] if parts else ()
+    return {name: torch.cat([part[name] for part in parts]).numpy() for name in names}
 
 
 def sampled_steps(num_steps: int) -> list[int]:
@@ -161,67 +156,10 @@ def sampled_steps(num_steps: int) -> list[int]:
     return sorted({num_steps // 3, 2 * num_steps // 3})
 
 
-def runs_of(scored_S: torch.Tensor) -> torch.Tensor:
-    """Return the rows at which the head ran: the scored ones and the one before each, int64 [R]."""
-    runs_R: torch.Tensor = torch.cat([scored_S, scored_S - 1]).unique()
-    return runs_R[runs_R >= 0]
-
-
-def blocks(
-    recorded: Recorded, decoder: Decoder, others: Others, *, num_top: int
-) -> Iterator[Block]:
-    """Yield the scored steps in order, as many at a time as memory allows.
-
-    Parameters
-    ----------
-    recorded, decoder, others
-        As for ``evaluate``.
-    num_top
-        Most likely tokens of each run of the head that later steps may see.
-
-    Raises
-    ------
-    InputError
-        If a step has no next-token distribution.
-    """
-    head, scored_S = decoder.head, recorded.scored_S
-    runs_R = runs_of(scored_S)
-    top: list[torch.Tensor] = []
-    num_seen = 0
-    for rows_R in runs_R.split(max(1, BLOCK_NUMBERS // head.spec.num_rows)):
-        logits_RV = head.logits(recorded.hidden_TE[rows_R]).cpu()
-        if len(wrong_R := rows_R[~has_distribution(logits_RV)]):
-            msg = f"the logits of position {wrong_R[0]} hold NaN or infinity: record it again."
-            raise InputError(msg)
-        top.append(best_ids(logits_RV, num_top) if num_top else rows_R.new_empty(len(rows_R), 0))
-        is_scored_R = torch.isin(rows_R, scored_S)
-        rows_S = rows_R[is_scored_R]
-        if not len(rows_S):
-            continue
-        num_runs_S = torch.searchsorted(runs_R, rows_S)
-        top_RM = torch.cat(top)
-        # Only what no step has been shown is kept: memory does not grow with the steps.
-        num_now = int(num_runs_S[-1]) - num_seen
-        yield Block(
-            known=Known(
-                sequence=recorded,
-                decoder=decoder,
-                others=others,
-                rows_S=rows_S,
-                top_RM=top_RM[:num_now],
-                num_runs_S=num_runs_S - num_seen,
-                memo=Memo(),
-            ),
-            logits_SV=logits_RV[is_scored_R],
-            chosen_S=recorded.token_ids_T[rows_S + 1],
-        )
-        top, num_seen = [top_RM[num_now:]], num_seen + num_now
-
-
 def _cover(group: _Group, block: Block, truth: Truth, steps: slice, sizes: Sequence[int]) -> None:
     """Rank once, and look at the sets of all schemes of an estimator."""
     known, num_rows = block.known, truth.num_rows
-    wanted = [one.size_SN[steps] for one in group.asked]
+    wanted = [one.asked.size_SN[steps] for one in group.tried]
     # Sets of all tokens need no ranking.
     most = max(int(size_SN.masked_fill(size_SN >= num_rows, 1).max()) for size_SN in wanted)
     # Pinned tokens take places in it.
@@ -233,22 +171,17 @@ def _cover(group: _Group, block: Block, truth: Truth, steps: slice, sizes: Seque
     except TracekitError as error:
         msg = f"estimator {group.estimator.text}: {error}"
         raise TracekitError(msg) from error
-    num_steps = len(block.chosen_S)
-    for step in sampled_steps(len(group.asked[0].size_SN)):
-        if steps.start <= step < steps.stop:
-            ids_K = prefixes.ids_SK[step - steps.start]
-            group.samples[step] = ids_K[ids_K >= 0].numpy()
-    for place, (one, size_SN) in enumerate(zip(group.asked, wanted, strict=True)):
+    for one, size_SN in zip(group.tried, wanted, strict=True):
         count_SN, is_whole_SN = prefixes.counts(size_SN), size_SN >= num_rows
-        is_unsure_SN, check_cost = _checked(one.scheme.check, known, prefixes, count_SN)
+        is_unsure_SN, check_cost = _checked(one.asked.scheme.check, known, prefixes, count_SN)
         is_unsure_SN &= ~is_whole_SN
         columns = prefixes.covered(count_SN, is_whole_SN | is_unsure_SN)
-        group.covered.setdefault(place, []).append(columns | {"is_fallback": is_unsure_SN})
-        spent = group.costs.setdefault(place, [Cost()] * len(sizes))
-        group.costs[place] = [
-            sum_N + (price + check_cost) * num_steps
-            for sum_N, price in zip(spent, prices, strict=True)
-        ]
+        columns |= {"is_fallback": is_unsure_SN}
+        one.write(steps, columns, [price + check_cost for price in prices])
+        for step in sampled_steps(len(one.asked.size_SN)):
+            if steps.start <= step < steps.stop:
+                ids_K = prefixes.ids_SK[step - steps.start]
+                one.samples[step] = ids_K[ids_K >= 0].numpy()
 
 
 def _checked(
@@ -259,15 +192,3 @@ def _checked(
         return torch.zeros_like(count_SN, dtype=torch.bool), Cost()
     view = View(known, check.needs, check.text, {})
     return ~check.is_sure(view, prefixes.scored(count_SN)), check.cost(view)
-
-
-def _tried(group: _Group) -> Iterator[Tried]:
-    """Yield a group's schemes with their blocks put together."""
-    for place, one in enumerate(group.asked):
-        num_steps = len(one.size_SN)
-        cost_N = [cost * (1 / num_steps) for cost in group.costs[place]]
-        yield Tried(one, _joined(group.covered[place]), cost_N, group.samples)
-
-
-def _joined(parts: list[dict[str, torch.Tensor]]) -> dict[str, np.ndarray]:
-    return {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
