@@ -108,7 +108,21 @@ def check_numbers(part: Any, text: str, least: int = 1) -> None:
 
 def text_of(part: Any) -> str:
     """Return the parameters of a dataclass instance as text, in the order of its fields."""
-    pairs = ((one.name, getattr(part, one.name)) for one in fields(part))
+    return _text([(one.name, getattr(part, one.name)) for one in fields(part)])
+
+
+def short_text_of(part: Any) -> str:
+    """Return the same with those alone that are not what they are by default."""
+    pairs = [(one, getattr(part, one.name)) for one in fields(part)]
+    return _text([(one.name, value) for one, value in pairs if value != one.default])
+
+
+def named(name: str, parameters: str) -> str:
+    """Return a name with its parameters as text, if it has any: ``lowrank:rank=64``."""
+    return f"{name}:{parameters}" if parameters else name
+
+
+def _text(pairs: list[tuple[str, Any]]) -> str:
     return ",".join(
         f"{name}={_number(value) if type(value) is float else value}" for name, value in pairs
     )

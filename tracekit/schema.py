@@ -310,7 +310,12 @@ VOCAB = Table(
         Column("token_id", _I32, "", "id"),
         Column("piece", pa.binary(), "", "bytes that the token stands for; null for padded rows"),
         Column("text", _STR, "", "readable form: bytes and control characters written out"),
-        Column("class", _ID, "", "special, byte, whitespace, number, cjk, word, other, padded"),
+        Column(
+            "class",
+            _ID,
+            "",
+            "special, byte, whitespace, number, cjk, identifier, word, other, padded",
+        ),
     ),
 )
 
@@ -690,7 +695,8 @@ BATCH_UNIONS = Table(
 
 VERDICTS = Table(
     "verdicts",
-    "a domain and a share of most likely tokens to be kept: what keeps it, the cheapest",
+    "a domain and a share of most likely tokens to be kept: what keeps it, the cheapest; chosen on "
+    "one half of the sequences, judged on the other",
     (
         _DOMAIN,
         Column("hit_level", _F64, "", "share of steps whose most likely token is to be kept"),
@@ -698,17 +704,21 @@ VERDICTS = Table(
             "verdict",
             _ID,
             "",
-            "kept, not suitable, too few sequences, not enough steps, nothing to judge",
+            "kept, not kept on the other half, not suitable, too few sequences, not enough steps, "
+            "nothing to judge",
         ),
-        Column("estimator", _ID, "", "what keeps it, else the best there is; null without any"),
+        Column("estimator", _ID, "", "what was chosen, else the best there is; null without any"),
         _CONTROLLER,
         _FIT,
         _SIZE,
-        Column("hit_argmax", _F64, "", f"steps whose {_HIT_ARGMAX}"),
+        Column("hit_argmax", _F64, "", f"steps that judge whose {_HIT_ARGMAX}"),
         _LOW,
         _HIGH,
-        _N,
-        Column("num_steps", _I64, "steps", "scored steps"),
+        Column("n", _I32, "sequences", "sequences that judge"),
+        Column("num_steps", _I64, "steps", "scored steps that judge"),
+        Column("n_choosing", _I32, "sequences", "sequences that choose"),
+        Column("hit_choosing", _F64, "", "hit_argmax on them"),
+        Column("low_choosing", _F64, "", "low on them"),
         Column("steps_needed", _I64, "steps", "steps without a miss that would show the level"),
         Column("cost_frac", _F64, "", "bytes read a step over those of the full head"),
         Column("set_size_mean", _F64, "tokens", "candidates really scored"),
@@ -1050,7 +1060,7 @@ SUMMARY = Table(
     "a measure of a policy or estimator over sequences, with its interval",
     (
         Column("question", _ID, "", "kv or vocab"),
-        Column("family", _ID, "", "policy or estimator, without its size"),
+        Column("family", _ID, "", "short name of a policy or estimator, without its size"),
         Column("name", _ID, "", "canonical text"),
         _LEVEL,
         _DOMAIN,

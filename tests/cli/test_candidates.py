@@ -17,6 +17,7 @@ from tracekit.cli.results import read_results
 from tracekit.cli.verdicts import read_verdicts
 from tracekit.errors import InputError, UsageError
 from tracekit.measure.ceiling import ceiling
+from tracekit.measure.stats import bootstrap_mean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,10 +55,13 @@ def verdict(**columns: Any) -> dict[str, Any]:
         "high": 0.999,
         "n": 9,
         "num_steps": 500,
+        "n_choosing": 10,
+        "hit_choosing": 0.9961,
+        "low_choosing": 0.992,
         "steps_needed": 300,
         "cost_frac": 0.25,
         "set_size_mean": 70.0,
-        "why": "kept: the lower end of the interval is at or above 0.99",
+        "why": "kept: the lower end of the interval is 0.992 and 0.991",
     }
     return row | kept | columns
 
@@ -82,12 +86,13 @@ def test_a_run_with_candidate_sets_writes_what_is_told_of_them(results_folder: P
 
 def test_results_end_with_verdicts_and_say_where_to_look_next(results_folder: Path) -> None:
     data, text = read_results(results_folder)
-    told = text.split("candidate sets of 64 tokens")[1]
-    assert "previous:top=256" in told
-    assert "ceiling: how many times faster" in told
+    told = text.split("candidate sets of 64 tokens of 16, 64, 4096 asked")[1]
+    assert "previous" in told
+    assert "ceiling: how many times faster" in flat(told)
     assert "rows gathered and multiplied in" in told
-    assert "too few sequences for a verdict: all n = 5" in told
-    assert "--vocab NAME" in told
+    assert "too few sequences for a verdict (choosing + judging): all 3 + 2, dialogue 1 + 1" in told
+    assert "--vocab SCHEME" in told
+    assert "vocab, level local" not in text
     assert fits("\n".join(text.splitlines()[1:]))
     assert {row["domain"] for row in data["verdicts"]} >= {"all", "story"}
     json.dumps(data)
@@ -96,25 +101,124 @@ def test_results_end_with_verdicts_and_say_where_to_look_next(results_folder: Pa
 def test_a_verdict_names_what_keeps_the_level_with_its_evidence_and_ceiling(
     results_folder: Path, tmp_path: Path
 ) -> None:
-    unsuited = "not suitable: nothing that reads less than the full head keeps 99 %"
+    unsuited = "not suitable: nothing keeps 99 % for less than the full head"
+    unkept = "not kept on the other half: the lower end of the interval is 0.992 and 0.9"
     nothing = "nothing to judge: no estimator that a decoder could run was tried"
     rows = (
         verdict(),
         verdict(domain="code", verdict="not suitable", why=unsuited, hit_argmax=0.9),
         verdict(domain="poem", verdict="nothing to judge", why=nothing, estimator=None),
-        verdict(domain="essay", verdict="too few sequences", n=2),
+        verdict(domain="essay", verdict="too few sequences", n=2, n_choosing=3),
+        verdict(domain="song", verdict="not kept on the other half", low=0.9, why=unkept),
     )
     found, text = read_verdicts(with_verdicts(results_folder, tmp_path / "r", *rows))
     told = flat(text)
     assert len(found) == len(rows)
     assert (
-        "story, 99 % of most likely tokens: kept: the lower end of the interval is at or above "
-        "0.99; previous:top=256 at 64: hit_argmax 0.995 [0.991, 0.999], n = 9, cost_frac 0.25, "
-        f"ceiling {ceiling(0.5, 0.25):.3g}." in told
+        "story, 99 % of most likely tokens: kept: the lower end of the interval is 0.992 and 0.991; "
+        "previous:top=256 at 64: hit_argmax 0.995 [0.991, 0.999] on n = 9 that judge, 0.9961 on n = "
+        f"10 that choose, cost_frac 0.25, ceiling {ceiling(0.5, 0.25):.3g}." in told
     )
     assert f"code, 99 % of most likely tokens: {unsuited}; the best is previous:top=256" in told
     assert f"poem, 99 % of most likely tokens: {nothing}." in told
-    assert "too few sequences for a verdict: essay n = 2." in told
+    assert f"song, 99 % of most likely tokens: {unkept}; previous:top=256 at 64" in told
+    assert "too few sequences for a verdict (choosing + judging): essay 3 + 2." in told
+    assert fits(text)
+
+
+LONG = "previous:top=7@rate:gain=3.125,level=0.0625,window=9@fallback:confidence=0.03125"
+
+
+@pytest.fixture(scope="module")
+def adapted(trace_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return results of a controller, beside its fixed set, a bound, and a long name."""
+    from tracekit.simulate.plan import make_plan
+    from tracekit.simulate.run import simulate
+
+    schemes = ["previous", "oracle", "previous@rate", "previous:top=3+frequency@fallback", LONG]
+    out = tmp_path_factory.mktemp("adapted") / "r"
+    simulate(trace_folder, out, make_plan(vocab=schemes, sizes=(4, 8, 16)))
+    return out
+
+
+def lines_of(text: str) -> list[list[str]]:
+    """Return the cells of the first table of a text, by line."""
+    rows = text.split("\u2500\n", 1)[1].split("\n\n", 1)[0]
+    return [line.split() for line in rows.splitlines()]
+
+
+def test_schemes_are_compared_at_the_middle_size_the_best_first(adapted: Path) -> None:
+    text = read_verdicts(adapted)[1]
+    assert text.splitlines()[0] == (
+        "candidate sets of 8 tokens of 4, 8, 16 asked, all steps alike, level local"
+    )
+    stats = pq.read_table(adapted / "candidate_stats.parquet").to_pylist()
+    hits = [
+        row["value"]
+        for row in stats
+        if (row["grouping"], row["statistic"], row["size"]) == ("all", "hit_argmax", 8)
+        and row["fit"] in ("asked", "others")
+    ]
+    lines = [line for line in lines_of(text) if len(line) > 3]
+    assert len(lines) == len(hits) == 5
+    shown = [float(next(one for one in line if one[0] in "01")) for line in lines]
+    assert shown == [pytest.approx(one, abs=6e-4) for one in sorted(hits, reverse=True)]
+    assert fits(text)
+
+
+def test_names_leave_out_what_is_usual_and_mark_bounds(adapted: Path) -> None:
+    lines = lines_of(read_verdicts(adapted)[1])
+    assert ["oracle", "(bound)"] in [line[:2] for line in lines]
+    names = {line[0] for line in lines}
+    assert {"previous", "previous@rate"} <= names
+    joined = "".join(line[0] for line in lines)
+    assert "previous:top=3+frequency@fallback" in joined
+    assert LONG in joined
+
+
+def test_a_size_is_chosen_or_refused(adapted: Path) -> None:
+    assert "candidate sets of 16 tokens of 4, 8, 16 asked" in read_verdicts(adapted, 16)[1]
+    assert "candidate sets of 16 tokens of 4, 8, 16 asked" in read_results(adapted, 16)[1]
+    with pytest.raises(InputError, match="no sets of 5 tokens: choose one of 4, 8, 16"):
+        read_results(adapted, 5)
+
+
+def test_a_controller_is_compared_with_a_fixed_set_pair_by_pair(adapted: Path) -> None:
+    data, text = read_vocab(adapted, "previous@rate", None, "all")
+    rows = pq.read_table(adapted / "vocab.parquet").to_pandas()
+    rows = rows[rows["estimator"] == "previous:top=256"]
+    assert len(data["gains"]) == 3 * 3
+    for told in data["gains"]:
+        measure = told["measure"]
+        own = rows[(rows["size"] == told["size"]) & (rows["fit"] == "own")]
+        for baseline, fit in (("fixed", "asked"), ("shuffled", "shuffled")):
+            other = rows[(rows["size"] == told["size"]) & (rows["fit"] == fit)]
+            pairs = own.merge(other, on="sequence_id", suffixes=("", "_other"))
+            weights, ones = pairs["num_scored"].to_numpy(), pairs[measure].to_numpy(float)
+            twos = pairs[f"{measure}_other"].to_numpy(float)
+            change = bootstrap_mean(ones - twos, seed=0, weights=weights)
+            assert told[f"own_minus_{baseline}"] == pytest.approx(change.mean)
+            assert told[f"low_{baseline}"] == pytest.approx(change.low)
+            assert told[f"high_{baseline}"] == pytest.approx(change.high)
+            assert told[f"n_{baseline}"] == change.n == 5
+            assert told[baseline] == pytest.approx((twos * weights).sum() / weights.sum())
+        assert told["own"] == pytest.approx((ones * weights).sum() / weights.sum())
+        assert told["others"] is not None
+    assert "hindsight" in text
+    assert "own - shuffled" in text
+    assert fits(text)
+    one = read_vocab(adapted, "previous@rate", 8, "all")[0]["gains"]
+    assert one == [row for row in data["gains"] if row["size"] == 8]
+    assert "gains" not in read_vocab(adapted, "previous@rate", 8, "domain")[0]
+    assert "gains" not in read_vocab(adapted, "previous", 8, "all")[0]
+
+
+def test_a_controller_without_its_fixed_set_says_what_to_run(adapted: Path) -> None:
+    data, text = read_vocab(adapted, LONG, None, "all")
+    assert {row["fixed"] for row in data["gains"]} == {None}
+    assert {row["n_fixed"] for row in data["gains"]} == {0}
+    lacking = "simulate with --vocab previous:top=7@fallback:confidence=0.03125 too."
+    assert lacking in flat(text)
     assert fits(text)
 
 
@@ -164,23 +268,19 @@ def test_a_single_group_is_told_like_all_steps(results_folder: Path) -> None:
     assert ", story: " in text
 
 
-def test_controllers_are_told_once_a_fit(trace_folder: Path, tmp_path: Path) -> None:
-    from tracekit.simulate.plan import make_plan
-    from tracekit.simulate.run import simulate
-
-    simulate(trace_folder, tmp_path / "r", make_plan(vocab=["previous@rate"], sizes=(8,)))
-    data, text = read_vocab(tmp_path / "r", "previous@rate", None, "all")
-    assert {row["fit"] for row in data["statistics"]} >= {"others", "own"}
+def test_controllers_are_told_once_a_fit(adapted: Path) -> None:
+    data, text = read_vocab(adapted, "previous@rate", None, "all")
+    assert {row["fit"] for row in data["statistics"]} == {"others", "own", "shuffled"}
     assert "sizes fitted on other prompts" in text
     assert "sizes fitted on the sequence itself" in text
-    assert not (tmp_path / "r" / "kv.parquet").exists()
+    assert not (adapted / "kv.parquet").exists()
 
 
 def test_what_results_do_not_hold_is_refused_in_one_sentence(
     results_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="no candidate sets of random"):
-        read_vocab(results_folder, "random", None, "all")
+    with pytest.raises(InputError, match="no candidate sets of random:seed=77"):
+        read_vocab(results_folder, "random:seed=77", None, "all")
     with pytest.raises(InputError, match="no sets of 5 tokens: choose one of 16, 64, 4096"):
         read_vocab(results_folder, "previous", 5, "all")
     with pytest.raises(

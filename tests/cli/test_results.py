@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from tracekit import schema
 from tracekit.cli.app import main
-from tracekit.cli.output import WIDTH
+from tracekit.cli.output import WIDTH, emit
 from tracekit.cli.results import read_results
 from tracekit.record.options import RecordOptions
 from tracekit.record.probe_options import ProbeOptions
@@ -99,6 +103,35 @@ def test_results_of_one_level_have_no_calibration(results_folder: Path) -> None:
     assert data["calibration"] == []
     assert "estimate" not in text
     assert "kv, level local" in text
+
+
+def test_json_holds_what_strict_readers_take(capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(word: str) -> Any:
+        raise ValueError(word)
+
+    values = [math.inf, -math.inf, math.nan, 0.1, 1e300, "NaN", None, True, "\u00e9"]
+    emit({"rows": [{"x": one} for one in values], "pair": (math.inf, 1)}, "", as_json=True)
+    read = json.loads(capsys.readouterr().out, parse_constant=refused)
+    told = ["inf", "-inf", None, 0.1, 1e300, "NaN", None, True, "\u00e9"]
+    assert [row["x"] for row in read["rows"]] == told
+    assert read["pair"] == ["inf", 1]
+
+
+def test_infinite_results_are_shown_as_strict_json(
+    results_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(word: str) -> Any:
+        raise ValueError(word)
+
+    folder = tmp_path / "r"
+    shutil.copytree(results_folder, folder)
+    path = folder / "summary.parquet"
+    summary = pq.read_table(path).to_pydict()
+    summary["high"] = [math.inf] * len(summary["high"])
+    pq.write_table(schema.SUMMARY.build(len(summary["high"]), summary), path)
+    emit(*read_results(folder), as_json=True)
+    read = json.loads(capsys.readouterr().out, parse_constant=refused)
+    assert {row["high"] for row in read["summary"]} == {"inf"}
 
 
 @pytest.mark.parametrize("number", ["0", "-2"])

@@ -1,4 +1,4 @@
-"""Verdicts by domain, against plain loops over made-up steps."""
+"""Verdicts by domain, chosen on one half and judged on the other, against plain loops."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulate.test_candidate_stats import frames
+from tests.simulate.test_candidate_stats import frames, scored_steps
 from tracekit import schema
 from tracekit.measure.stats import bootstrap_mean
 from tracekit.simulate.tries import CELL, Tries
-from tracekit.simulate.verdicts import VERDICT_SEQUENCES, steps_needed, verdicts
+from tracekit.simulate.verdicts import steps_needed, verdicts
 
 Parts = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 
@@ -26,54 +26,87 @@ def told(parts: Parts) -> dict[tuple[str, float], dict[str, Any]]:
     return {(row["domain"], row["hit_level"]): row for row in rows}
 
 
-def by_hand(parts: Parts, domain: str, level: float) -> tuple[str, list[dict[str, Any]]]:
-    """Return the verdict, and the cells among which the one that is named must be."""
+def halves(parts: Parts) -> dict[str, str]:
+    """Return the half of each sequence: in each domain its prompts, in order, in turn."""
+    _, scored, vocab = parts
+    domains = dict(zip(scored["sequence_id"], scored["domain"], strict=True))
+    met: dict[str, list[str]] = {}
+    found = {}
+    for name in vocab["sequence_id"]:
+        prompts = met.setdefault(domains[name], [])
+        prompt = name.split("#")[0]
+        if prompt not in prompts:
+            prompts.append(prompt)
+        found[name] = ("choosing", "judging")[prompts.index(prompt) % 2]
+    return found
+
+
+def on_half(part: pd.DataFrame, costs: dict[str, float]) -> dict[str, Any]:
+    """Return what one cell did on the steps of one half."""
+    names = sorted(part["sequence_id"].unique())
+    hits = [part.loc[part["sequence_id"] == name, "hit_argmax"] for name in names]
+    weights = [len(one) for one in hits]
+    found = bootstrap_mean([one.mean() for one in hits], seed=3, weights=weights)
+    cost = np.average([costs[name] for name in names], weights=weights) if names else np.inf
+    return {
+        "cost": cost,
+        "num": len(part),
+        "hit": found.mean,
+        "low": found.low,
+        "high": found.high,
+        "n": found.n,
+        "set": part["set_size"].mean(),
+    }
+
+
+def cells_of(parts: Parts, domain: str) -> list[dict[str, Any]]:
+    """Return the cells that a decoder could run with what they did on either half."""
     candidates, scored, vocab = parts
+    half = halves(parts)
     frame = candidates.merge(scored[["sequence_id", "position", "domain"]])
     cells = []
     for cell, part in frame.groupby(list(CELL), sort=False):
         own = part if domain == "all" else part[part["domain"] == domain]
         if cell[0] == "oracle" or cell[2] not in ("asked", "others") or not len(own):
             continue
-        names = sorted(own["sequence_id"].unique())
-        hits = [own.loc[own["sequence_id"] == name, "hit_argmax"] for name in names]
-        found = bootstrap_mean(
-            [one.mean() for one in hits], seed=3, weights=[len(one) for one in hits]
-        )
-        costs = vocab[
-            (vocab[list(CELL)] == pd.Series(dict(zip(CELL, cell, strict=True)))).all(axis=1)
-        ]
-        by_name = dict(zip(costs["sequence_id"], costs["cost_frac"], strict=True))
-        cost = np.average([by_name[name] for name in names], weights=[len(one) for one in hits])
-        row = dict(zip(CELL, cell, strict=True)) | {"cost": cost, "num": len(own)}
-        row |= {"hit": found.mean, "low": found.low, "high": found.high, "n": found.n}
-        cells.append(row | {"set": own["set_size"].mean()})
-    cheap = [one for one in cells if one["cost"] < 1] or cells
-    most = max(one["hit"] for one in cheap)
-    best = [one for one in cheap if one["hit"] == most]
-    if max(one["n"] for one in cells) < VERDICT_SEQUENCES:
+        row: dict[Any, Any] = dict(zip(CELL, cell, strict=True))
+        rows = vocab[(vocab[list(CELL)] == pd.Series(row)).all(axis=1)]
+        costs = dict(zip(rows["sequence_id"], rows["cost_frac"], strict=True))
+        for name in ("choosing", "judging"):
+            row[name] = on_half(own[own["sequence_id"].map(half) == name], costs)
+        cells.append(row)
+    return cells
+
+
+def by_hand(parts: Parts, domain: str, level: float) -> tuple[str, list[dict[str, Any]]]:
+    """Return the verdict, and the cells among which the one that is named must be."""
+    cells = cells_of(parts, domain)
+    cheap = [one for one in cells if one["choosing"]["cost"] < 1] or cells
+    most = max(one["choosing"]["hit"] or 0 for one in cheap)
+    best = [one for one in cheap if one["choosing"]["hit"] == most]
+    able = [one for one in cells if min(one["choosing"]["n"], one["judging"]["n"]) >= 4]
+    if not able:
         return "too few sequences", best
-    if max(one["num"] for one in cells) < steps_needed(level):
+    able = [one for one in able if one["judging"]["num"] >= steps_needed(level)]
+    if not able:
         return "not enough steps", best
-    kept = [
-        one
-        for one in cells
-        if one["n"] >= VERDICT_SEQUENCES
-        and one["num"] >= steps_needed(level)
-        and one["low"] >= level
-        and one["cost"] < 1
-    ]
+
+    def keeps(half: dict[str, Any]) -> bool:
+        return bool(half["low"] >= level and half["cost"] < 1)
+
+    kept = [one for one in able if keeps(one["choosing"])]
     if not kept:
         return "not suitable", best
-    return "kept", [min(kept, key=lambda one: one["cost"])]
+    chosen = min(kept, key=lambda one: one["choosing"]["cost"])
+    return ("kept" if keeps(chosen["judging"]) else "not kept on the other half"), [chosen]
 
 
-@settings(max_examples=6)
+@settings(max_examples=12)
 @given(
     st.integers(0, 2**20),
-    st.sampled_from([3, 9, 20]),
-    st.sampled_from([5, 40]),
-    st.sampled_from([0.5, 0.97, 0.998, 1.0]),
+    st.sampled_from([3, 22]),
+    st.sampled_from([5, 60]),
+    st.sampled_from([0.5, 0.992, 0.995, 1.0]),
 )
 def test_verdicts_are_those_of_plain_loops(
     seed: int, num_sequences: int, num_steps: int, hit: float
@@ -89,15 +122,105 @@ def test_verdicts_are_those_of_plain_loops(
         assert row["why"].startswith(verdict)
         named = [one for one in cells if all(one[name] == row[name] for name in CELL)]
         assert len(named) == 1
-        for name, other in {
-            "hit_argmax": "hit",
-            "cost_frac": "cost",
-            "set_size_mean": "set",
-        }.items():
-            assert row[name] == pytest.approx(named[0][other])
-        assert (row["n"], row["num_steps"]) == (named[0]["n"], named[0]["num"])
-        for name in ("low", "high"):
-            assert row[name] == (None if named[0][name] is None else pytest.approx(named[0][name]))
+        judging, choosing = named[0]["judging"], named[0]["choosing"]
+        told_of = {
+            "hit_argmax": judging["hit"],
+            "low": judging["low"],
+            "high": judging["high"],
+            "set_size_mean": judging["set"] if judging["num"] else None,
+            "cost_frac": judging["cost"] if judging["num"] else None,
+            "hit_choosing": choosing["hit"],
+            "low_choosing": choosing["low"],
+        }
+        for name, value in told_of.items():
+            assert row[name] == (None if value is None else pytest.approx(value))
+        assert (row["n"], row["num_steps"]) == (judging["n"], judging["num"])
+        assert row["n_choosing"] == choosing["n"]
+
+
+def one_domain(
+    hit: dict[str, dict[str, float]], num_prompts: int = 16, num_samples: int = 1
+) -> Parts:
+    """Return two cells, ``previous`` cheaper than ``frequency``, that hit so often on each half.
+
+    Prompts of even number choose. A hit share holds on each sequence alike.
+    """
+    names = [f"s{prompt:02}#{one}" for prompt in range(num_prompts) for one in range(num_samples)]
+    position = np.arange(1, 101)
+    scored = scored_steps(np.random.default_rng(0), 1, 100)
+    scored = pd.concat(
+        [scored.assign(sequence_id=name, position=position) for name in names], ignore_index=True
+    )
+    cells, costs = [], []
+    for number, (estimator, shares) in enumerate(hit.items()):
+        shared = {"estimator": estimator, "controller": "fixed", "fit": "asked", "size": 8}
+        half = scored["sequence_id"].str[1:3].astype(int) % 2
+        share = np.where(half == 0, shares["choosing"], shares["judging"])
+        cells.append(
+            pd.DataFrame(
+                shared
+                | {
+                    "sequence_id": scored["sequence_id"],
+                    "position": scored["position"],
+                    "set_size": 8,
+                    "hit_argmax": scored["position"] <= 100 * share,
+                }
+            )
+        )
+        cost_frac = 0.1 * (1 + number)
+        costs.append(pd.DataFrame(shared | {"sequence_id": names, "cost_frac": cost_frac}))
+    return pd.concat(cells, ignore_index=True), scored, pd.concat(costs, ignore_index=True)
+
+
+LUCKY = {
+    "previous:top=256": {"choosing": 1.0, "judging": 0.9},
+    "frequency:source=all": {"choosing": 1.0, "judging": 1.0},
+}
+
+
+@pytest.mark.parametrize("num_samples", [1, 2])
+def test_a_lucky_cell_of_the_half_that_chooses_is_caught_by_the_other(num_samples: int) -> None:
+    row = told(one_domain(LUCKY, num_samples=num_samples))["story", 0.99]
+    assert row["verdict"] == "not kept on the other half"
+    assert row["estimator"] == "previous:top=256"
+    assert (row["hit_choosing"], row["low_choosing"]) == (1, 1)
+    assert (row["hit_argmax"], row["low"]) == (pytest.approx(0.9), pytest.approx(0.9))
+    assert (row["n_choosing"], row["n"]) == (8 * num_samples, 8 * num_samples)
+    assert row["num_steps"] == 800 * num_samples
+    num = 8 * num_samples
+    assert row["why"] == (
+        f"not kept on the other half: the lower end of the interval is 1 on the {num} sequences "
+        f"that chose it and 0.9 on the {num} that judge it, where it reads 0.1 of the full head"
+    )
+
+
+def test_what_is_kept_on_both_halves_is_kept() -> None:
+    honest = {name: LUCKY[name] for name in ("frequency:source=all",)}
+    row = told(one_domain(honest))["story", 0.99]
+    assert row["verdict"] == "kept"
+    assert row["why"].startswith("kept: the lower end of the interval is 1 on the 8 sequences")
+
+
+def test_what_reads_more_than_the_head_where_it_is_judged_is_not_kept() -> None:
+    candidates, scored, vocab = one_domain(LUCKY)
+    judged = vocab["sequence_id"].str[1:3].astype(int) % 2 == 1
+    dear = vocab.assign(cost_frac=vocab["cost_frac"] + 0.95 * judged)
+    honest = candidates["estimator"] != "previous:top=256"
+    row = told((candidates[honest], scored, dear))["story", 0.99]
+    assert row["verdict"] == "not kept on the other half"
+    assert row["why"].endswith("where it reads 1.15 of the full head")
+
+
+@pytest.mark.parametrize("hit", [0.5, 0.999, 1.0])
+def test_what_the_half_that_judges_saw_never_changes_what_is_named(hit: float) -> None:
+    parts = frames(4, 22, 60, hit)
+    candidates, scored, vocab = parts
+    judged = candidates["sequence_id"].map(halves(parts)) == "judging"
+    turned = candidates.assign(hit_argmax=candidates["hit_argmax"] ^ judged)
+    one, two = told(parts), told((turned, scored, vocab))
+    own = (*CELL, "n_choosing", "hit_choosing", "low_choosing")
+    for key, row in one.items():
+        assert {name: row[name] for name in own} == {name: two[key][name] for name in own}
 
 
 def test_99_9_percent_takes_3000_steps_and_99_percent_300() -> None:
@@ -106,7 +229,7 @@ def test_99_9_percent_takes_3000_steps_and_99_percent_300() -> None:
 
 
 def test_the_cheapest_that_keeps_a_level_is_named() -> None:
-    parts = frames(0, 9, 40, hit=1.0)
+    parts = frames(0, 16, 40, hit=1.0)
     row = told(parts)["all", 0.99]
     assert row["verdict"] == "kept"
     assert row["low"] == 1
@@ -118,15 +241,16 @@ def test_the_cheapest_that_keeps_a_level_is_named() -> None:
 
 
 def test_sets_that_read_as_much_as_the_head_keep_nothing() -> None:
-    candidates, scored, vocab = frames(0, 9, 40, hit=1.0)
+    candidates, scored, vocab = frames(0, 16, 40, hit=1.0)
     row = told((candidates, scored, vocab.assign(cost_frac=1.0)))["all", 0.99]
     assert row["verdict"] == "not suitable"
     assert row["hit_argmax"] == 1
+    assert row["hit_choosing"] == 1
 
 
 @pytest.mark.parametrize("fit", ["own", "shuffled"])
 def test_bounds_and_sizes_fitted_on_the_sequence_itself_are_never_named(fit: str) -> None:
-    candidates, scored, vocab = frames(0, 9, 40, hit=1.0)
+    candidates, scored, vocab = frames(0, 16, 40, hit=1.0)
     own, dear = (frame.replace({"fit": {"others": fit}}) for frame in (candidates, vocab))
     is_left = [frame["estimator"] != "frequency:source=all" for frame in (own, dear)]
     found = told((own[is_left[0]], scored, dear[is_left[1]]))
@@ -136,10 +260,24 @@ def test_bounds_and_sizes_fitted_on_the_sequence_itself_are_never_named(fit: str
         assert row["n"] is None
 
 
-def test_between_3_and_8_sequences_there_is_an_interval_but_no_verdict() -> None:
-    row = told(frames(1, 5, 90, hit=1.0))["all", 0.99]
+def test_below_8_sequences_there_is_no_verdict() -> None:
+    row = told(one_domain(LUCKY, num_prompts=7))["story", 0.99]
     assert row["verdict"] == "too few sequences"
-    assert row["why"] == "too few sequences: n = 5, 8 needed"
-    assert row["low"] == 1
-    few = told(frames(1, 2, 90, hit=1.0))["all", 0.99]
-    assert few["low"] is None
+    assert row["why"] == "too few sequences: 4 choose and 3 judge, 4 each needed"
+    assert row["low"] is not None
+    assert told(one_domain(LUCKY, num_prompts=8))["story", 0.99]["verdict"].startswith("not kept")
+    few = told(one_domain(LUCKY, num_prompts=1))["story", 0.99]
+    assert (few["n_choosing"], few["n"], few["num_steps"]) == (1, 0, 0)
+    assert few["hit_argmax"] is few["cost_frac"] is few["low_choosing"] is None
+
+
+def test_samples_of_one_prompt_never_judge_each_other() -> None:
+    row = told(one_domain(LUCKY, num_prompts=1, num_samples=20))["story", 0.99]
+    assert (row["n_choosing"], row["n"]) == (20, 0)
+    assert row["verdict"] == "too few sequences"
+
+
+def test_the_rule_of_three_counts_the_steps_that_judge() -> None:
+    row = told(one_domain(LUCKY, num_prompts=16))["story", 0.999]
+    assert row["verdict"] == "not enough steps"
+    assert row["why"] == "not enough steps: 800 that judge, 3000 without a miss needed"

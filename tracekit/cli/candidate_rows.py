@@ -1,10 +1,11 @@
-"""Rows on candidate sets read from a results folder, and the brief table of them."""
+"""Rows on candidate sets read from a results folder, and the tables that compare them."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
-from tracekit.cli.output import number, range_text, table
+from tracekit.cli.output import WIDTH, number, range_text, share_text, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +14,14 @@ if TYPE_CHECKING:
     from tracekit.schema import Table
 
 Row = dict[str, Any]
+Found = dict[str, Row]
+"""Rows of ``schema.CANDIDATE_STATS`` on one cell and group, by statistic."""
 
 CEILING = "ceiling: how many times faster a whole step gets at most, by the bytes of the weights"
+
+_GAP = 2
+_NARROWEST = 10
+"""Columns that a name has at least."""
 
 
 def read_rows(folder: Path, of: Table, **equal: str) -> list[Row]:
@@ -31,6 +38,28 @@ def read_rows(folder: Path, of: Table, **equal: str) -> list[Row]:
         rows = rows.filter(pc.equal(rows[name].cast(pa.string()), value))
     found: list[Row] = rows.to_pylist()
     return found
+
+
+def at_size(rows: Sequence[Row], size: int | None) -> list[Row]:
+    """Return the rows of one size, or all."""
+    return [row for row in rows if size in (None, row["size"])]
+
+
+def of_size(rows: Sequence[Row], size: int | None) -> list[Row]:
+    """Return the rows of one size, or all.
+
+    Raises
+    ------
+    InputError
+        If there is no row of that size.
+    """
+    from tracekit.errors import InputError
+
+    if found := at_size(rows, size):
+        return found
+    sizes = sorted({row["size"] for row in rows})
+    msg = f"there are no sets of {size} tokens: choose one of {', '.join(map(str, sizes))}."
+    raise InputError(msg)
 
 
 def head_share(times: Sequence[Row]) -> float | None:
@@ -53,11 +82,20 @@ def ceiling_text(share: float | None, cost_frac: float | None) -> str:
     return number(ceiling(share, cost_frac))
 
 
+def by_cell(records: Sequence[Row]) -> list[Found]:
+    """Return the statistics of each cell and group together, in order."""
+    found: dict[tuple[Any, ...], Found] = {}
+    for row in records:
+        key = tuple(row[name] for name in ("estimator", "controller", "fit", "group", "size"))
+        found.setdefault(key, {})[row["statistic"]] = row
+    return list(found.values())
+
+
 def brief_table(
     title: str,
-    records: Sequence[Row],
+    cells: Sequence[Found],
     share: float | None,
-    named: Mapping[str, Callable[[Row], str]],
+    named: Mapping[str, Callable[[Found], str]],
 ) -> str:
     """Return a line for each cell and group of statistics.
 
@@ -65,33 +103,152 @@ def brief_table(
     ----------
     title
         Over the table.
-    records
-        Rows of ``schema.CANDIDATE_STATS``, those of a cell and group together.
+    cells
+        Statistics, each cell's and group's together.
     share
         The head's part of the bytes.
     named
-        First columns: how they are read from a row.
+        First columns: how they are read from a cell. The first of them is broken where it is too
+        wide, so that numbers never are.
     """
-    lines: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in records:
-        key = tuple(row[name] for name in ("estimator", "controller", "fit", "group", "size"))
-        lines.setdefault(key, {})[row["statistic"]] = row
-    cells = [
-        [
-            *(read(found["hit_argmax"]) for read in named.values()),
-            range_text(*(found["hit_argmax"][name] for name in ("value", "low", "high"))),
-            number(found["hit_chosen"]["value"]),
-            number(found["mass"]["value"]),
-            number(found["neg_log_mass_mean"]["value"]),
-            f"{found['set_size_mean']['value']:.0f}",
-            number(cost := found["cost_frac"]["value"] if "cost_frac" in found else None),
-            ceiling_text(share, cost),
-            str(found["hit_argmax"]["n"]),
-        ]
-        for found in lines.values()
+    lines = [[*(read(one) for read in named.values()), *_numbers(one, share)] for one in cells]
+    shown = [*named, *_COLUMNS]
+    # What no cell has takes no room.
+    used = [place for place in range(len(shown)) if any(line[place] for line in lines)]
+    columns, lines = [shown[one] for one in used], [[line[one] for one in used] for line in lines]
+    taken = [max(map(len, column)) + _GAP for column in zip(columns, *lines, strict=True)]
+    room = max(WIDTH - sum(taken[1:]) - _GAP, _NARROWEST)
+    for line in lines:
+        line[0] = "\n".join(textwrap.wrap(line[0], room, break_on_hyphens=False))
+    return table(title, columns, lines, gap=_GAP)
+
+
+_COLUMNS = (
+    *("hit_argmax", "mass", "-ln m", "set"),
+    *("bytes", "macs", "full", "ceiling", "n"),
+)
+
+
+def _numbers(found: Found, share: float | None) -> list[str]:
+    """Return what ``_COLUMNS`` say of a cell; empty where it is not told, or no step fell back."""
+    hit = found["hit_argmax"]
+    told = {name: row["value"] for name, row in found.items()}
+    is_spent = "cost_frac" in told
+    ends = "" if hit["low"] is None else f" [{share_text(hit['low'])}, {share_text(hit['high'])}]"
+    return [
+        f"{share_text(hit['value'])}{ends}",
+        share_text(told["mass"]),
+        number(told["neg_log_mass_mean"]),
+        f"{told['set_size_mean']:.0f}",
+        number(told["cost_frac"]) if is_spent else "",
+        number(told["macs_frac"]) if is_spent else "",
+        share_text(told["fallback_frac"]) if told["fallback_frac"] else "",
+        ceiling_text(share, told["cost_frac"]) if is_spent else "",
+        str(hit["n"]),
     ]
-    columns = ["hit_argmax", "chosen", "mass", "-ln m", "set", "cost_frac", "ceiling", "n"]
-    shown = [*named, *columns]
-    # What no row has takes no room.
-    used = [place for place in range(len(shown)) if any(row[place] != "-" for row in cells)]
-    return table(title, [shown[one] for one in used], [[row[one] for one in used] for row in cells])
+
+
+LEGEND = (
+    "hit_argmax: the most likely token is a candidate; mass: the candidates' probability m, draft "
+    "acceptance; bytes and macs: cost_frac and macs_frac, bytes read and multiply-adds over those of "
+    f"the full head; full: steps at which it was run after all; {CEILING}"
+)
+
+
+def gains(tried: Sequence[Row], fixed: Sequence[Row], *, seed: int) -> list[Row]:
+    """Return what a controller gains over sets whose sizes know less.
+
+    Parameters
+    ----------
+    tried
+        Rows of ``schema.VOCAB_RESULTS`` of a scheme whose sizes a controller sets.
+    fixed
+        Those of the same estimator and check with the sizes asked at every step.
+    seed
+        Of the resampling of sequences.
+
+    Returns
+    -------
+    list of dict
+        One a size and measure: means over all steps alike of ``fixed`` and of each fit; of each
+        baseline, ``own`` minus it on the same sequences with its interval and their number.
+    """
+    by: dict[tuple[int, str], dict[str, Row]] = {}
+    for fit, rows in ((_FIXED, fixed), *((row["fit"], [row]) for row in tried)):
+        for row in rows:
+            by.setdefault((row["size"], fit), {})[row["sequence_id"]] = row
+    found: list[Row] = []
+    for size in sorted({row["size"] for row in tried}):
+        parts = {fit: by.get((size, fit), {}) for fit in _FITS}
+        for measure in _MEASURES:
+            told = {fit: _mean(list(part.values()), measure) for fit, part in parts.items()}
+            for baseline in _BASELINES:
+                told |= _change(parts["own"], parts[baseline], measure, baseline, seed)
+            found.append({"measure": measure, "size": size} | told)
+    return found
+
+
+_FIXED = "fixed"
+_FITS = (_FIXED, "others", "own", "shuffled")
+_BASELINES = (_FIXED, "shuffled")
+_MEASURES = ("hit_argmax", "neg_log_mass_nats", "set_size_mean")
+
+
+def _mean(rows: Sequence[Row], measure: str) -> float | None:
+    """Return the mean over all steps alike; None of none."""
+    pairs = [(row[measure], row["num_scored"]) for row in rows if row[measure] is not None]
+    total = sum(num for _, num in pairs)
+    return sum(value * num for value, num in pairs) / total if pairs else None
+
+
+def _change(
+    own: Mapping[str, Row], other: Mapping[str, Row], measure: str, baseline: str, seed: int
+) -> Row:
+    """Return what own rows, by sequence, have more than those of a baseline."""
+    import numpy as np
+
+    from tracekit.measure.stats import paired_difference
+
+    names = [name for name in own if name in other]
+    with np.errstate(invalid="ignore"):  # sets without any mass: infinity on either side
+        found = paired_difference(
+            [own[name][measure] for name in names],
+            [other[name][measure] for name in names],
+            seed=seed,
+            weights=[own[name]["num_scored"] for name in names],
+        )
+    ends = {f"{end}_{baseline}": getattr(found, end) for end in ("low", "high", "n")}
+    return {f"own_minus_{baseline}": found.mean} | ends
+
+
+def gain_tables(told: Sequence[Row]) -> list[str]:
+    """Return what a controller gains as text: all means, and differences with their intervals."""
+    cells = [[row["measure"], str(row["size"])] for row in told]
+    means = [[number(row[fit], 4) for fit in _FITS] for row in told]
+    changes = [[text for one in _BASELINES for text in _texts(row, one)] for row in told]
+    heads = [head for one in _BASELINES for head in (f"own - {one}", "n")]
+    tables = (
+        ("means over all steps alike", [*_FITS], means),
+        ("differences on the same sequences", heads, changes),
+    )
+    said = (
+        "What the controller gains over a fixed set of the same mean size, and what of it is timing. "
+        "The sizes of own and shuffled are hindsight: no decoder has them."
+    )
+    return [
+        textwrap.fill(said, WIDTH),
+        *(
+            table(
+                title,
+                ["measure", "size", *names],
+                [[*first, *rest] for first, rest in zip(cells, texts, strict=True)],
+                gap=_GAP,
+            )
+            for title, names, texts in tables
+        ),
+    ]
+
+
+def _texts(row: Row, baseline: str) -> tuple[str, str]:
+    ends = (row[f"{end}_{baseline}"] for end in ("low", "high"))
+    return range_text(row[f"own_minus_{baseline}"], *ends), str(row[f"n_{baseline}"])

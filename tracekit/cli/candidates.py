@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import json
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tracekit.cli.candidate_rows import (
-    CEILING,
+    LEGEND,
+    Found,
     Row,
+    at_size,
     brief_table,
+    by_cell,
     ceiling_text,
+    gain_tables,
+    gains,
     head_share,
+    of_size,
     read_rows,
 )
-from tracekit.cli.output import WIDTH, number, table
-from tracekit.schema import ANY, BATCH_UNIONS, CANDIDATE_STATS, HEAD_TIMES, MISS_CLASSES, MISSES
+from tracekit.cli.output import WIDTH, number, share_text, table
+from tracekit.schema import (
+    ANY,
+    BATCH_UNIONS,
+    CANDIDATE_STATS,
+    HEAD_TIMES,
+    MISS_CLASSES,
+    MISSES,
+    VOCAB_RESULTS,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from tracekit.vocab.scheme import Scheme
 
 _CONTEXT_CELLS = 22
 """Width of what is shown of the text before a miss."""
@@ -53,35 +70,63 @@ def read_vocab(
 
     asked = parse_scheme(scheme)
     named = {"estimator": asked.estimator.text, "controller": asked.control}
-    stats = _of_size(_held(folder, named, asked.text), size)
-    records = _of_group(stats, group)
-    share, first = head_share(read_rows(folder, HEAD_TIMES)), records[0]
-    is_grouping = first["grouping"] == group != ANY
-    is_whole = first["group"] == ANY
+    records = _of_group(of_size(_held(folder, named, asked.text), size), group)
+    share = head_share(read_rows(folder, HEAD_TIMES))
+    seed = json.loads((folder / "run.json").read_text(encoding="utf-8"))["seed"]
     data: dict[str, Any] = {"scheme": asked.text, "statistics": records, "head_share": share}
-    parts = [_title(folder, asked.text, records, group)]
+    parts = [_title(asked.text, records, group, seed)]
+    if asked.controller.adapts and group == ANY:
+        data["gains"], told = _gains(folder, asked, size, seed)
+        parts += told
     for fit in dict.fromkeys(row["fit"] for row in records):
         rows = [row for row in records if row["fit"] == fit]
-        title = _FITS[fit]
-        if size is None or is_grouping:
-            reads = {"group": _group} if is_grouping else {}
-            parts.append(brief_table(title, rows, share, reads | {"size": _size}))
-        else:
-            parts.append(_statistics(title, rows, share))
-        if is_whole:
-            told = {one.name: read_rows(folder, one, **named, fit=fit) for one in _BESIDE}
-            told = {
-                name: [one for one in some if size in (None, one["size"])]
-                for name, some in told.items()
+        parts.append(_of_fit(rows, share, size, group))
+        if group == ANY:
+            beside = {
+                one.name: at_size(read_rows(folder, one, **named, fit=fit), size) for one in _BESIDE
             }
-            parts += _beside(told, size)
-            for name, some in told.items():
+            parts += _beside(beside, size)
+            for name, some in beside.items():
                 data.setdefault(name, []).extend(some)
     if size is None:
         parts.append(
             "--size N tells one size in full; --group domain, class, entropy ... by group."
         )
     return data, "\n\n".join(parts)
+
+
+def _gains(
+    folder: Path, scheme: Scheme, size: int | None, seed: int
+) -> tuple[list[Row], list[str]]:
+    """Return what the controller of a scheme gains, as data and as text."""
+    from tracekit.vocab.controllers.fixed import Fixed
+
+    fixed = replace(scheme, controller=Fixed())
+    rows = read_rows(folder, VOCAB_RESULTS, estimator=scheme.estimator.text)
+    tried, base = (
+        at_size([row for row in rows if row["controller"] == one.control], size)
+        for one in (scheme, fixed)
+    )
+    told = gains(tried, base, seed=seed)
+    lacking = f"The fixed set was not tried: simulate with --vocab {fixed.text} too."
+    return told, [*gain_tables(told), *([] if base else [textwrap.fill(lacking, WIDTH)])]
+
+
+def _of_fit(rows: Sequence[Row], share: float | None, size: int | None, group: str) -> str:
+    """Return the statistics of a fit: one size and group in full, else a line each."""
+    title = _FITS[rows[0]["fit"]]
+    is_grouping = rows[0]["grouping"] == group != ANY
+    if size is not None and not is_grouping:
+        return _statistics(title, rows, share)
+    names = ("group", "size") if is_grouping else ("size", "chosen")
+    return brief_table(title, by_cell(rows), share, {name: _READ[name] for name in names})
+
+
+_READ: dict[str, Callable[[Found], str]] = {
+    "group": lambda found: str(found["hit_argmax"]["group"]),
+    "size": lambda found: str(found["hit_argmax"]["size"]),
+    "chosen": lambda found: share_text(found["hit_chosen"]["value"]),
+}
 
 
 _FITS = {
@@ -111,18 +156,6 @@ def _held(folder: Path, named: dict[str, str], text: str) -> list[Row]:
     raise InputError(msg)
 
 
-def _of_size(rows: Sequence[Row], size: int | None) -> list[Row]:
-    """Return the statistics of one size, or all."""
-    from tracekit.errors import InputError
-
-    found = [row for row in rows if size in (None, row["size"])]
-    if not found:
-        sizes = sorted({row["size"] for row in rows})
-        msg = f"there are no sets of {size} tokens: choose one of {', '.join(map(str, sizes))}."
-        raise InputError(msg)
-    return found
-
-
 def _of_group(rows: Sequence[Row], group: str) -> list[Row]:
     """Return the statistics of a group, or of all groups of a grouping."""
     from tracekit.errors import InputError
@@ -139,15 +172,13 @@ def _of_group(rows: Sequence[Row], group: str) -> list[Row]:
     raise InputError(msg)
 
 
-def _title(folder: Path, text: str, records: Sequence[Row], group: str) -> str:
-    seed = json.loads((folder / "run.json").read_text(encoding="utf-8"))["seed"]
+def _title(text: str, records: Sequence[Row], group: str, seed: int) -> str:
     most_steps, most_n = (max(row[name] for row in records) for name in ("num_steps", "n"))
     where = "" if group == ANY else f", {group}"
     title = (
         f"{text}, level local{where}: up to {most_steps} steps of {most_n} sequences, seed {seed}. "
-        "Values take all steps alike, intervals are over sequences. hit_argmax: the most likely "
-        "token is a candidate; chosen: the recorded one is; mass: their probability m, draft "
-        f"acceptance; cost_frac: bytes read over those of the full head; {CEILING}."
+        "Values take all steps alike, intervals are over sequences. chosen: the recorded token is a "
+        f"candidate; {LEGEND}."
     )
     return textwrap.fill(title, WIDTH)
 
@@ -223,11 +254,3 @@ def _end(text: str) -> str:
     while cell_len(line) > _CONTEXT_CELLS:
         line = line[1:]
     return line
-
-
-def _group(row: Row) -> str:
-    return str(row["group"])
-
-
-def _size(row: Row) -> str:
-    return str(row["size"])

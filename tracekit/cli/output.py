@@ -11,21 +11,43 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 
+GAP = 3
+"""Columns between two cells of a table."""
+
+_NO_NUMBERS = {"Infinity": "inf", "-Infinity": "-inf", "NaN": None}
+
 
 def emit(data: Any, text: str, *, as_json: bool) -> None:
-    """Print the data as JSON, or the text for people."""
-    sys.stdout.write(json.dumps(data, ensure_ascii=False, indent=1) if as_json else text)
+    """Print the data as JSON, or the text for people.
+
+    JSON knows finite numbers only: infinite ones are the texts "inf" and "-inf", NaN is null.
+    """
+    sys.stdout.write(_strict(data) if as_json else text)
     sys.stdout.write("\n")
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _strict(data: Any) -> str:
+    """Return data as JSON that strict readers take."""
+    finite = json.loads(json.dumps(data), parse_constant=_NO_NUMBERS.__getitem__)
+    return json.dumps(finite, ensure_ascii=False, indent=1, allow_nan=False)
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, gap: int = GAP
+) -> str:
     """Return a table as text; columns whose cells are all numbers are set to the right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, gap - 2),
+    )
     for number, name in enumerate(columns):
         cells = [row[number] for row in rows]
         right = bool(cells) and all(_is_number(cell) for cell in cells)
@@ -53,8 +75,13 @@ def number(value: Any, digits: int = 3) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else f"{value}"
 
 
-def range_text(mean: float | None, low: float | None, high: float | None) -> str:
+def share_text(value: float | None) -> str:
+    """Return a share in three digits and at most four decimals, so that columns stay narrow."""
+    return number(value if value is None else round(value, 4))
+
+
+def range_text(mean: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
     """Return a mean with the interval around it, if there is one."""
     if low is None or high is None:
-        return number(mean)
-    return f"{number(mean)} [{number(low)}, {number(high)}]"
+        return number(mean, digits)
+    return f"{number(mean, digits)} [{number(low, digits)}, {number(high, digits)}]"

@@ -33,7 +33,6 @@ _KINDS = (
     ("kv", "predicted", "read_frac", _PREDICTED),
     ("kv", "propagated", "kept_frac", _PROPAGATED),
     ("kv", "propagated", "read_frac", _PROPAGATED),
-    ("vocab", "local", "size", ("hit_argmax", "mass", "cost_frac")),
 )
 """Question, level, axis, and the measures that are shown of them beside a fraction's own."""
 
@@ -45,19 +44,26 @@ _STACKED = {
 """By level: the measure of stacking that adds up if independent, and the bound of its rule."""
 
 _PLAIN = (
-    *("kept_frac", "read_frac", "cost_frac", "hit_frac"),
+    *("kept_frac", "read_frac", "hit_frac"),
     *("topk_overlap", "oracle_overlap", "same_top_frac"),
 )
 """Measures that are shown without their interval."""
 
 
-def read_results(folder: Path) -> tuple[dict[str, Any], str]:
+def read_results(folder: Path, size: int | None = None) -> tuple[dict[str, Any], str]:
     """Return a results folder as data, and as text.
+
+    Parameters
+    ----------
+    folder
+        Of results.
+    size
+        The size at which candidate sets are compared; None: the middle one of those asked.
 
     Raises
     ------
     InputError
-        If it is damaged.
+        If it is damaged, or no set of that size was tried.
     """
     from tracekit.errors import InputError
 
@@ -74,7 +80,7 @@ def read_results(folder: Path) -> tuple[dict[str, Any], str]:
         raise InputError(msg)
     summary = _rows(folder, SUMMARY)
     rows = [row for row in summary if row["domain"] == ANY and row["bucket"] == ANY]
-    verdicts, told = read_verdicts(folder)
+    verdicts, told = read_verdicts(folder, size)
     calibration, stacking = _rows(folder, CALIBRATION), _rows(folder, STACKING)
     recommended = _rows(folder, RECOMMENDED)
     parts = [f"{folder}: {len(run['sequences'])} sequences of {run['trace']['path']}"]
@@ -131,17 +137,15 @@ def _summary(
         return None
     shown = [axis, *measures]
     used = [one for one in shown if any(_has(cell.get(one)) for cell in found.values())]
-    size = ["size"] if axis == "size" else []
     cells = [
         [
             _name(name, next(iter(cell.values()))),
-            *([f"{x:.0f}"] if size else []),
             *(_interval(cell.get(one)) for one in used),
             str(max(row["n"] for row in cell.values())),
         ]
-        for (name, x), cell in sorted(found.items())
+        for (name, _), cell in sorted(found.items())
     ]
-    return table(f"{question}, level {level}", ["name", *size, *used, "n"], cells)
+    return table(f"{question}, level {level}", ["name", *used, "n"], cells)
 
 
 def _name(name: str, row: dict[str, Any]) -> str:

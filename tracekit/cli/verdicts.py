@@ -1,16 +1,20 @@
-"""Candidate sets in ``tracekit show RESULTS``: verdicts, and all schemes at one size."""
+"""Candidate sets in ``tracekit show RESULTS``: all schemes at one size, and verdicts."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
 from tracekit.cli.candidate_rows import (
-    CEILING,
+    LEGEND,
+    Found,
     Row,
     brief_table,
+    by_cell,
     ceiling_text,
     head_share,
+    of_size,
     read_rows,
 )
 from tracekit.cli.output import WIDTH, number, range_text
@@ -23,10 +27,29 @@ if TYPE_CHECKING:
 _FEW = "too few sequences"
 
 
-def read_verdicts(folder: Path) -> tuple[list[Row], str]:
+_METHODS = ("asked", "others")
+"""Fits whose sizes a decoder can have."""
+
+
+def read_verdicts(folder: Path, size: int | None = None) -> tuple[list[Row], str]:
     """Return the verdicts of a results folder as rows, and what is shown of candidate sets as text.
 
-    The text is empty where no set was tried.
+    Parameters
+    ----------
+    folder
+        Of results.
+    size
+        The size of which schemes are compared; None: the middle one of those asked.
+
+    Returns
+    -------
+    rows, text
+        The text is empty where no set was tried.
+
+    Raises
+    ------
+    InputError
+        If no set of that size was tried.
     """
     rows, stats = (
         read_rows(folder, VERDICTS),
@@ -37,15 +60,19 @@ def read_verdicts(folder: Path) -> tuple[list[Row], str]:
     times = read_rows(folder, HEAD_TIMES)
     share = head_share(times)
     sizes = sorted({row["size"] for row in stats})
-    size = sizes[len(sizes) // 2]
-    title = f"candidate sets of {size} tokens, all steps alike, level local"
+    shown = sizes[len(sizes) // 2] if size is None else size
+    cells = by_cell([row for row in of_size(stats, shown) if row["fit"] in _METHODS])
+    cells.sort(key=lambda one: (-one["hit_argmax"]["value"], one["cost_frac"]["value"]))
+    asked = ", ".join(map(str, sizes))
+    title = f"candidate sets of {shown} tokens of {asked} asked, all steps alike, level local"
     parts = [
-        brief_table(title, [row for row in stats if row["size"] == size], share, {"name": _name}),
-        "\n".join([CEILING, *_timed(times, size)]),
+        brief_table(title, cells, share, {"name": _brief}),
+        "--vocab SCHEME tells more of one of them, --size N compares them at another size.",
+        textwrap.fill(f"{LEGEND}.", WIDTH),
+        "\n".join(_timed(times, shown)),
         "\n".join(_lines(rows, share)),
-        "tracekit show RESULTS --vocab NAME [--size N] [--group domain] tells more of one of them.",
     ]
-    return rows, "\n\n".join(parts)
+    return rows, "\n\n".join(filter(None, parts))
 
 
 def _timed(times: Sequence[Row], size: int) -> Iterator[str]:
@@ -67,23 +94,49 @@ def _lines(rows: Sequence[Row], share: float | None) -> Iterator[str]:
             yield textwrap.fill(_line(row, share), WIDTH, subsequent_indent="  ")
     few = {row["domain"]: row for row in rows if row["verdict"] == _FEW}
     if few:
-        known = ", ".join(f"{name} n = {row['n']}" for name, row in few.items())
-        yield textwrap.fill(f"{_FEW} for a verdict: {known}.", WIDTH, subsequent_indent="  ")
+        known = ", ".join(f"{name} {row['n_choosing']} + {row['n']}" for name, row in few.items())
+        yield textwrap.fill(
+            f"{_FEW} for a verdict (choosing + judging): {known}.", WIDTH, subsequent_indent="  "
+        )
 
 
 def _line(row: Row, share: float | None) -> str:
     start = f"{row['domain']}, {100 * row['hit_level']:g} % of most likely tokens: {row['why']}"
     if row["estimator"] is None:
         return f"{start}."
-    best = "" if row["verdict"] == "kept" else "the best is "
-    hit = range_text(row["hit_argmax"], row["low"], row["high"])
+    best = "" if row["verdict"] in _CHOSEN else "the best is "
+    hit = range_text(row["hit_argmax"], row["low"], row["high"], 4)
     return (
-        f"{start}; {best}{_name(row)} at {row['size']}: hit_argmax {hit}, n = {row['n']}, cost_frac "
+        f"{start}; {best}{_name(row)} at {row['size']}: hit_argmax {hit} on n = {row['n']} that "
+        f"judge, {number(row['hit_choosing'], 4)} on n = {row['n_choosing']} that choose, cost_frac "
         f"{number(row['cost_frac'])}, ceiling {ceiling_text(share, row['cost_frac'])}."
     )
+
+
+_CHOSEN = ("kept", "not kept on the other half")
+"""Verdicts on a set that kept the level where it was chosen."""
 
 
 def _name(row: Row) -> str:
     from tracekit.simulate.summary import scheme_name
 
     return scheme_name(row["estimator"], row["controller"], row["fit"])
+
+
+def _brief(found: Found) -> str:
+    """Return a scheme's name without the parameters that are as usual, bounds named so."""
+    from tracekit.vocab.scheme import parse_scheme
+
+    text = _name(found["hit_argmax"])
+    scheme = parse_scheme(text)
+    parts = re.split(r"(@|\+(?!\d))", text)  # 1e+06 is one number
+    for place, part in enumerate(parts):
+        name, _, items = part.partition(":")
+        kept = list(filter(None, items.split(",")))
+        for item in tuple(kept):
+            fewer = [one for one in kept if one != item]
+            shorter = ":".join(filter(None, (name, ",".join(fewer))))
+            if parse_scheme("".join([*parts[:place], shorter, *parts[place + 1 :]])) == scheme:
+                kept, parts[place] = fewer, shorter
+    brief = "".join(parts)
+    return brief if scheme.estimator.causal else f"{brief} (bound)"

@@ -25,6 +25,9 @@ _CJK = re.compile(
     "\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U000323af]"
 )
 _NUMBER = re.compile(r"\d+([.,]\d+)*")
+_IDENTIFIER = re.compile(r"(?=\w*[A-Za-z])\w*([a-z][A-Z]|_|[A-Za-z]\d)\w*", re.ASCII)
+"""Letters with a line below, a digit behind one, or a capital behind a small one: names in code."""
+
 _INSIDE_WORDS = "'\u2019-"
 """Characters other than letters and their marks that a word may hold."""
 
@@ -153,6 +156,8 @@ def _class(token: int, name: str | None, piece: bytes | None, specials: set[int]
         return "number"
     if _CJK.search(bare):
         return "cjk"
+    if _IDENTIFIER.fullmatch(bare):
+        return "identifier"
     return "word" if _is_word(bare) else "other"
 
 

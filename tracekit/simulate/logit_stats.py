@@ -80,8 +80,8 @@ def _groups(
     kinds: dict[str, Any] = {
         "domain": frame["domain"].astype(str),
         "bucket": frame["sequence_id"].astype(str).map(buckets),
-        "distance": _named(frame["distance"].to_numpy() - 1, STEP_ENDS, whole=True),
-        "entropy": _named(frame["entropy_full_nats"].to_numpy(), ENTROPY_ENDS, whole=False),
+        "distance": _named(frame["distance"].to_numpy() - 1, STEP_ENDS, _step_names()),
+        "entropy": _named(frame["entropy_full_nats"].to_numpy(), ENTROPY_ENDS, entropy_names()),
     }
     if frame["is_needle"].any():
         kinds["needle"] = frame["is_needle"].map(NEEDLE)
@@ -90,15 +90,20 @@ def _groups(
             yield kind, str(name), part
 
 
-def _named(values: np.ndarray, ends: Sequence[float], *, whole: bool) -> np.ndarray:
-    """Return the name of the bucket of each value, as step buckets are named if they are whole."""
-    lows = (0, *ends)
-    if whole:
-        names = [f"{low + 1}-{high}" for low, high in zip(lows, ends, strict=False)]
-        names.append(f">{ends[-1]}")
-    else:
-        names = [f"{low:g}-{high:g} nats" for low, high in zip(lows, ends, strict=False)]
-        names.append(f">= {ends[-1]:g} nats")
+def entropy_names() -> tuple[str, ...]:
+    """Return the names of the buckets that ``ENTROPY_ENDS`` end, and of the last."""
+    pairs = zip((0, *ENTROPY_ENDS), ENTROPY_ENDS, strict=False)
+    return (*(f"{low:g}-{high:g} nats" for low, high in pairs), f">= {ENTROPY_ENDS[-1]:g} nats")
+
+
+def _step_names() -> tuple[str, ...]:
+    """Return the names of step buckets, whose ends are inclusive."""
+    pairs = zip((0, *STEP_ENDS), STEP_ENDS, strict=False)
+    return (*(f"{low + 1}-{high}" for low, high in pairs), f">{STEP_ENDS[-1]}")
+
+
+def _named(values: np.ndarray, ends: Sequence[float], names: Sequence[str]) -> np.ndarray:
+    """Return the name of the bucket of each value, None for NaN."""
     found = np.array(names, dtype=object)[np.digitize(np.nan_to_num(values), ends)]
     found[np.isnan(values.astype(np.float64))] = None
     named: np.ndarray = found

@@ -39,8 +39,23 @@ KV = (
 )
 """Policies that run when none are named."""
 
-VOCAB = ("oracle", "frequency", "previous", "lowrank")
-"""Estimators that run when none are named."""
+VOCAB = (
+    "oracle",
+    "random",
+    "frequency",
+    "previous",
+    "neighbours:n=0",
+    "ngram",
+    "screened",
+    "clustered",
+    "lowrank",
+    "anchors",
+    "topic",
+    "neighbours:n=0+screened+previous",
+    "neighbours:n=0+clustered@fallback",
+    "previous@rate",
+)
+"""Estimators that run when none are named: those that read what every trace of level qkv holds."""
 
 KEPT = (0.1, 0.25, 0.5, 0.75)
 """What policies keep that name no amount: of the tokens seen."""

@@ -122,7 +122,7 @@ class VocabReplay:
     @cached_property
     def _classes(self) -> np.ndarray:
         """Class of each row of the head; rows that no token has are padding."""
-        classes = np.full(self._trace.spec.head.num_rows, "padding", dtype=object)
+        classes = np.full(self._trace.spec.head.num_rows, "padded", dtype=object)
         vocabulary = self._trace.vocabulary()
         classes[vocabulary["token_id"].to_numpy()] = vocabulary["class"].astype(str)
         return classes

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tracekit.parameters import text_of
+from tracekit.parameters import named, short_text_of, text_of
 from tracekit.registry import Registry
 from tracekit.vocab.view import Needs
 
@@ -54,8 +54,12 @@ class Check(ABC):
     @property
     def text(self) -> str:
         """Canonical text: ``fallback:confidence=0.5``."""
-        pairs = text_of(self)
-        return f"{self.name}:{pairs}" if pairs else self.name
+        return named(self.name, text_of(self))
+
+    @property
+    def short(self) -> str:
+        """Text without what is so by default."""
+        return named(self.name, short_text_of(self))
 
     @property
     def needs(self) -> Needs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from tracekit.errors import TracekitError
-from tracekit.parameters import check_numbers, text_of
+from tracekit.parameters import check_numbers, named, short_text_of, text_of
 from tracekit.registry import Registry
 
 if TYPE_CHECKING:
@@ -82,8 +82,12 @@ class Controller(ABC):
     @property
     def text(self) -> str:
         """Canonical text: ``rate:gain=1``."""
-        pairs = text_of(self)
-        return f"{self.name}:{pairs}" if pairs else self.name
+        return named(self.name, text_of(self))
+
+    @property
+    def short(self) -> str:
+        """Text without what is so by default."""
+        return named(self.name, short_text_of(self))
 
     @abstractmethod
     def start(self) -> Tracker:

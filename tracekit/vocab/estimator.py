@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tracekit.parameters import check_numbers, make, split, text_of
+from tracekit.parameters import check_numbers, make, named, short_text_of, split, text_of
 from tracekit.registry import Registry
 from tracekit.vocab.view import Needs, View
 
@@ -59,8 +59,12 @@ class Estimator(ABC):
     @property
     def text(self) -> str:
         """Canonical text, the estimator's identity: ``lowrank:rank=64``."""
-        pairs = text_of(self)
-        return f"{self.name}:{pairs}" if pairs else self.name
+        return named(self.name, text_of(self))
+
+    @property
+    def short(self) -> str:
+        """Text without what is so by default."""
+        return named(self.name, short_text_of(self))
 
     @property
     def parts(self) -> tuple[Estimator, ...]:

@@ -37,12 +37,19 @@ class Scheme:
     @property
     def text(self) -> str:
         """Canonical text: ``lowrank:rank=64@rate:gain=4@fallback:confidence=0.5``."""
-        parts = [self.estimator.text]
-        if self.controller.adapts:
-            parts.append(self.controller.text)
-        if self.check is not None:
-            parts.append(self.check.text)
-        return "@".join(parts)
+        return "@".join(part.text for part in self._parts)
+
+    @property
+    def short(self) -> str:
+        """The same without what is so by default: ``lowrank@rate@fallback``."""
+        return "@".join(part.short for part in self._parts)
+
+    @property
+    def _parts(self) -> list[Estimator | Controller | Check]:
+        """What is not as it would be without a word."""
+        parts: list[Estimator | Controller | Check] = [self.estimator]
+        parts += [self.controller] if self.controller.adapts else []
+        return parts if self.check is None else [*parts, self.check]
 
     @property
     def control(self) -> str:

@@ -41,6 +41,11 @@ class Union(Estimator):
         return "+".join(one.text for one in self.members)
 
     @property
+    def short(self) -> str:
+        """The parts in short, with a ``+`` between."""
+        return "+".join(one.short for one in self.members)
+
+    @property
     def parts(self) -> tuple[Estimator, ...]:
         """The members."""
         return self.members
