@@ -131,4 +131,6 @@ def _text(pairs: list[tuple[str, Any]]) -> str:
 def _number(value: float) -> str:
     """Return the number as short as it can be read back."""
     short = f"{value:g}"
-    return short if float(short) == value else repr(value)
+    text = short if float(short) == value else repr(value)
+    # A plus would join two estimators.
+    return text.replace("e+", "e")

@@ -13,6 +13,7 @@ import pytest
 
 from tests import tiny
 from tracekit.cli.app import main
+from tracekit.simulate.plan import VOCAB
 
 PROGRAM = Path(sys.executable).with_name("tracekit")
 
@@ -67,8 +68,8 @@ def test_record_simulate_report_and_validate_work_one_after_the_other(
     assert json.loads(run("record", *common, "--json").stdout)["num_new"] == 0
     run("validate", trace)
     done = json.loads(run("simulate", trace, "-o", results, "--sizes", "8,32", "--json").stdout)
-    # 5 sequences; 11 policies, 4 estimators, attention.
-    assert done["num_computed"] == 5 * (11 + 4 + 1)
+    # 5 sequences; 11 policies, estimators and the steps' own facts, two cells of attention.
+    assert done["num_computed"] == 5 * (11 + len(VOCAB) + 1 + 2)
     assert not done["failed"]
     again = json.loads(run("simulate", trace, "-o", results, "--sizes", "8,32", "--json").stdout)
     assert (again["num_computed"], again["num_found"]) == (0, done["num_computed"])

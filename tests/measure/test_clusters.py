@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from tests import oracles_clusters as slow
-from tracekit.errors import UsageError
 from tracekit.measure.clusters import Clusters, cluster_rows
 
 SEEDS = st.integers(0, 10**6)
@@ -86,5 +83,3 @@ def test_labels_that_no_row_has_are_passed_over() -> None:
     found = Clusters.of(rows_of(4, 4), torch.tensor([7, 2, 7, 2]))
     assert found.cluster_V.tolist() == [1, 0, 1, 0]
     assert found.size_J.tolist() == [2, 2]
-
-

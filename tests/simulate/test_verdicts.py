@@ -27,18 +27,18 @@ def told(parts: Parts) -> dict[tuple[str, float], dict[str, Any]]:
 
 
 def halves(parts: Parts) -> dict[str, str]:
-    """Return the half of each sequence: in each domain its prompts, in order, in turn."""
+    """Return the half of each sequence: prompts in turn, domain after domain."""
     _, scored, vocab = parts
     domains = dict(zip(scored["sequence_id"], scored["domain"], strict=True))
-    met: dict[str, list[str]] = {}
-    found = {}
-    for name in vocab["sequence_id"]:
-        prompts = met.setdefault(domains[name], [])
-        prompt = name.split("#")[0]
-        if prompt not in prompts:
-            prompts.append(prompt)
-        found[name] = ("choosing", "judging")[prompts.index(prompt) % 2]
-    return found
+    prompts: list[str] = []
+    for domain in sorted(set(domains.values())):
+        for name in vocab["sequence_id"]:
+            if domains[name] == domain and name.split("#")[0] not in prompts:
+                prompts.append(name.split("#")[0])
+    return {
+        name: ("choosing", "judging")[prompts.index(name.split("#")[0]) % 2]
+        for name in vocab["sequence_id"]
+    }
 
 
 def on_half(part: pd.DataFrame, costs: dict[str, float]) -> dict[str, Any]:

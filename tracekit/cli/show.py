@@ -39,7 +39,11 @@ def show(
         ),
     ] = None,
     size: Annotated[
-        int | None, typer.Option(help="With --vocab, the size that is told in full.")
+        int | None,
+        typer.Option(
+            help="Size of candidate sets at which estimators are compared; with --vocab, that is told in "
+            "full."
+        ),
     ] = None,
     group: Annotated[
         str,
@@ -77,7 +81,7 @@ def show(
     elif (Path(folder) / "run.json").exists():
         from tracekit.cli.results import read_results
 
-        data, text = read_results(Path(folder))
+        data, text = read_results(Path(folder), size)
     else:
         from tracekit.trace.reader import Trace
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -127,16 +126,5 @@ def _brief(found: Found) -> str:
     """Return a scheme's name without the parameters that are as usual, bounds named so."""
     from tracekit.vocab.scheme import parse_scheme
 
-    text = _name(found["hit_argmax"])
-    scheme = parse_scheme(text)
-    parts = re.split(r"(@|\+(?!\d))", text)  # 1e+06 is one number
-    for place, part in enumerate(parts):
-        name, _, items = part.partition(":")
-        kept = list(filter(None, items.split(",")))
-        for item in tuple(kept):
-            fewer = [one for one in kept if one != item]
-            shorter = ":".join(filter(None, (name, ",".join(fewer))))
-            if parse_scheme("".join([*parts[:place], shorter, *parts[place + 1 :]])) == scheme:
-                kept, parts[place] = fewer, shorter
-    brief = "".join(parts)
-    return brief if scheme.estimator.causal else f"{brief} (bound)"
+    scheme = parse_scheme(_name(found["hit_argmax"]))
+    return scheme.short if scheme.estimator.causal else f"{scheme.short} (bound)"

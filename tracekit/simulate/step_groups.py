@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracekit import schema
-from tracekit.simulate.logit_stats import ENTROPY_ENDS
+from tracekit.simulate.logit_stats import ENTROPY_ENDS, entropy_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pandas as pd
 
 OF_SEQUENCES = ("all", "domain")
@@ -58,7 +56,7 @@ def step_groups(steps: pd.DataFrame) -> list[Grouping]:
     found += [_of_names(name, steps[name]) for name in ("domain", "bucket")]
     entropy_S = steps["entropy_nats"].to_numpy(np.float64)
     code_S = np.where(np.isnan(entropy_S), -1, np.digitize(entropy_S, ENTROPY_ENDS))
-    found.append(Grouping("entropy", _nats(ENTROPY_ENDS), code_S))
+    found.append(Grouping("entropy", entropy_names(), code_S))
     found.append(_of_names("class", steps["class"]))
     number_S = steps.groupby("sequence_id", observed=True, sort=False).cumcount().to_numpy() + 1
     found.append(_of_powers(number_S))
@@ -85,8 +83,3 @@ def _of_regimes(regime_S: np.ndarray) -> Grouping:
     code_S = np.where(np.isnan(regime_S), -1, code_S)
     names = tuple(f"{number:.0f}" for number in numbers[~np.isnan(numbers)])
     return Grouping("regime", names, code_S)
-
-
-def _nats(ends: Sequence[float]) -> tuple[str, ...]:
-    names = [f"{low:g}-{high:g} nats" for low, high in zip((0, *ends), ends, strict=False)]
-    return (*names, f">= {ends[-1]:g} nats")

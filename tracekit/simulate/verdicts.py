@@ -136,19 +136,18 @@ def _domains(tries: Tries, vocab: pd.DataFrame, seed: int) -> Iterator[_Domain]:
 def _half(tries: Tries, sequence_id: pd.Series[Any]) -> np.ndarray:
     """Return the half of each sequence, int64 [N]: 0 chooses, 1 judges.
 
-    Samples of one prompt stay together: they are too much alike to judge each other.
+    Prompts go to the halves in turn, one domain after the other, so that all of them together are
+    halved as each domain is. Samples of one prompt stay together: they are too much alike to judge
+    each other.
     """
-    firsts = tries.steps.drop_duplicates("sequence_id")
-    domains = dict(
-        zip(firsts["sequence_id"].astype(str), firsts["domain"].astype(str), strict=True)
-    )
-    prompts: dict[str, dict[str, int]] = {}
-    half = dict.fromkeys(tries.sequences, 0)
-    for name in sequence_id.astype(str).unique():
-        if name in half:
-            met = prompts.setdefault(domains[name], {})
-            half[name] = met.setdefault(name.rsplit("#", 1)[0], len(met)) % 2
-    return np.array([half[name] for name in tries.sequences], dtype=np.int64)
+    firsts = tries.steps.drop_duplicates("sequence_id").astype({"sequence_id": str, "domain": str})
+    domains = dict(zip(firsts["sequence_id"], firsts["domain"], strict=True))
+    names = [name for name in sequence_id.astype(str).unique() if name in domains]
+    half: dict[str, int] = {}
+    for name in sorted(names, key=domains.__getitem__):
+        prompt = name.rsplit("#", 1)[0]
+        half.setdefault(prompt, len(half) % 2)
+    return np.array([half.get(name.rsplit("#", 1)[0], 0) for name in tries.sequences])
 
 
 def _verdict(domain: _Domain, level: float) -> dict[str, Any]:
