@@ -125,7 +125,7 @@ def brief_table(
 
 _COLUMNS = (
     *("hit_argmax", "mass", "-ln m", "set"),
-    *("bytes", "macs", "full", "ceiling", "n"),
+    *("bytes", "full", "ceiling", "n"),
 )
 
 
@@ -141,7 +141,6 @@ def _numbers(found: Found, share: float | None) -> list[str]:
         number(told["neg_log_mass_mean"]),
         f"{told['set_size_mean']:.0f}",
         number(told["cost_frac"]) if is_spent else "",
-        number(told["macs_frac"]) if is_spent else "",
         share_text(told["fallback_frac"]) if told["fallback_frac"] else "",
         ceiling_text(share, told["cost_frac"]) if is_spent else "",
         str(hit["n"]),
@@ -150,8 +149,8 @@ def _numbers(found: Found, share: float | None) -> list[str]:
 
 LEGEND = (
     "hit_argmax: the most likely token is a candidate; mass: the candidates' probability m, draft "
-    "acceptance; bytes and macs: cost_frac and macs_frac, bytes read and multiply-adds over those of "
-    f"the full head; full: steps at which it was run after all; {CEILING}"
+    "acceptance; bytes: cost_frac, what is read over what the full head reads; "
+    f"full: steps at which it was run after all; {CEILING}"
 )
 
 

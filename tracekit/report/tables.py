@@ -203,7 +203,7 @@ def _by_domain(
 
 
 def estimators(results: Results) -> HtmlTable:
-    """Return every estimator at every size, with what it costs."""
+    """Return every estimator at a small, a middle and the largest size, with what it costs."""
     others = {
         "set_size_mean": Column("scored, mean", count),
         "hit_chosen": Column("recorded token covered", percent),
@@ -227,7 +227,7 @@ def estimators(results: Results) -> HtmlTable:
             *(mean.get(point.cell) for mean in means),
         ]
         for curve in results.curves("vocab", "hit_argmax").values()
-        for point in curve
+        for point in dict.fromkeys((curve[0], _nearest(curve, WANTED_SIZE), curve[-1]))
     ]
     return build("Estimators by size", columns, rows)
 
