@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,6 +21,7 @@ from tracekit.record.prompts import read_prompts
 from tracekit.record.recorder import record
 from tracekit.record.sources.prompts import PromptSource
 from tracekit.simulate.plan import Inside, make_plan
+from tracekit.simulate.questions import Vocabulary
 from tracekit.simulate.run import simulate
 from tracekit.trace.reader import Trace
 from tracekit.vocab.estimators.lowrank import LowRank
@@ -328,3 +330,13 @@ def test_sizes_that_are_none_are_refused_before_anything_is_computed(
 ) -> None:
     with pytest.raises(UsageError, match="candidate-set sizes are at least 1"):
         make_plan(vocab=["oracle"], sizes=sizes)
+
+
+def test_what_hangs_on_other_prompts_is_computed_again_when_the_trace_has_grown() -> None:
+    plan = make_plan(vocab=["oracle", "frequency", "oracle@rate"], sizes=(8,))
+    few, many = (
+        Vocabulary(cast("Any", SimpleNamespace(sequence_ids=names)), cast("Any", None), plan)
+        for names in (["a#0", "b#0"], ["a#0", "b#0", "c#0"])
+    )
+    changed = [few.content(cell) != many.content(cell) for cell in few.cells]
+    assert changed == [False, True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 from tracekit.simulate.attended import attended_tables
@@ -33,8 +34,11 @@ class Vocabulary(Question):
     tables = ("vocab", "candidates", "candidate_sets")
     why_not = "no step was decoded there"
 
-    def __init__(self, replay: VocabReplay, plan: Plan) -> None:
+    def __init__(self, trace: Trace, replay: VocabReplay, plan: Plan) -> None:
         self._plan, self._replay = plan, replay
+        # A trace may have grown since the others were read.
+        names = ",".join(trace.sequence_ids).encode()
+        self._others = hashlib.sha256(names).hexdigest()
         sizes = ",".join(map(str, plan.sizes))
         self._schemes = {f"{one.text}: {sizes}": one for one in plan.schemes}
 
@@ -42,6 +46,10 @@ class Vocabulary(Question):
     def cells(self) -> list[str]:
         """Estimators, each with what sets its size."""
         return list(self._schemes)
+
+    def content(self, cell: str) -> str:
+        """Return a hash of the names of all sequences, if the cell hangs on other prompts."""
+        return self._others if self._schemes[cell].reads_others else ""
 
     def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
         """Return estimators, computed together: they share the logits."""
@@ -203,7 +211,7 @@ def questions(trace: Trace, plan: Plan, progress: Progress) -> list[Question]:
         asked.append(Layers(trace, plan, plan.sweep, model))
     if plan.schemes:
         replay = VocabReplay(trace, Weights(trace, model, progress))
-        asked += [Vocabulary(replay, plan), ScoredSteps(replay)]
+        asked += [Vocabulary(trace, replay, plan), ScoredSteps(replay)]
     if plan.attention:
         asked += [Attention(trace), Attended(trace)]
     return asked

@@ -133,6 +133,9 @@ class VocabReplay:
         pinned = np.flatnonzero(np.isin(self._classes.astype(str), PINNED))
         return self._weights.decoder(torch.from_numpy(pinned))
 
+    @cached_property
+    def _texts(self) -> dict[str, Text]:
+        return {one.sequence_id: one for one in self._corpus.texts}
+
     def _text(self, sequence: pd.Series[Any]) -> Text:
-        name = str(sequence["sequence_id"])
-        return next(one for one in self._corpus.texts if one.sequence_id == name)
+        return self._texts[str(sequence["sequence_id"])]

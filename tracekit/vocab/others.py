@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -85,6 +86,12 @@ class Corpus:
                 )
                 raise InputError(msg)
 
+    @cached_property
+    def folds(self) -> dict[str, int]:
+        """Fold of each prompt: its place among all prompts, in turn."""
+        prompts = sorted({one.prompt_id for one in self.texts})
+        return {prompt: place % FOLDS for place, prompt in enumerate(prompts)}
+
     def without(self, prompt_id: str, domain: str = "") -> Others:
         """Return all texts but those of one prompt, whose domain is given."""
         rest = tuple(one for one in self.texts if one.prompt_id != prompt_id)
@@ -126,9 +133,8 @@ class Others:
 
     @property
     def fold(self) -> int:
-        """Fold of the prompt: its place among all prompts, in turn."""
-        prompts = sorted({one.prompt_id for one in self.corpus.texts} | {self.prompt_id})
-        return prompts.index(self.prompt_id) % FOLDS
+        """Fold of the prompt; a prompt that has no text is of the first."""
+        return self.corpus.folds.get(self.prompt_id, 0)
 
     def fitted_by_fold(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what is fitted on ``examples``, once a fold: prompts of a fold share it."""
@@ -143,7 +149,7 @@ class Others:
             Final hidden states [X, E] of one text's steps, and the tokens that came, int64 [X]. At
             most ``NUM_EXAMPLES`` in all, spread evenly.
         """
-        texts = [one for one in self.texts if self.corpus.without(one.prompt_id).fold != self.fold]
+        texts = [one for one in self.texts if self.corpus.folds[one.prompt_id] != self.fold]
         total = sum(len(one.scored_S) for one in texts)
         stride = -(-total // NUM_EXAMPLES) or 1
         for text in texts:

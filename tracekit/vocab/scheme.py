@@ -52,6 +52,11 @@ class Scheme:
         return parts if self.check is None else [*parts, self.check]
 
     @property
+    def reads_others(self) -> bool:
+        """Whether its numbers hang on what the trace holds of other prompts."""
+        return self.controller.adapts or any(one.needs.others for one in self.estimator.parts)
+
+    @property
     def control(self) -> str:
         """Text of what sets the sizes and falls back: ``fixed``, ``rate:gain=4``."""
         check = "" if self.check is None else f"@{self.check.text}"
