@@ -124,7 +124,12 @@ def _name(row: Row) -> str:
 
 def _brief(found: Found) -> str:
     """Return a scheme's name without the parameters that are as usual, bounds named so."""
+    from tracekit.errors import UsageError
     from tracekit.vocab.scheme import parse_scheme
 
-    scheme = parse_scheme(_name(found["hit_argmax"]))
+    text = _name(found["hit_argmax"])
+    try:
+        scheme = parse_scheme(text)
+    except UsageError:
+        return text  # of a package that is not installed here
     return scheme.short if scheme.estimator.causal else f"{scheme.short} (bound)"

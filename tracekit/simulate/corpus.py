@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from tracekit.errors import InputError
 from tracekit.measure.attention import logits_HQK, weights_HQK
 from tracekit.measure.tensors import to_torch
 from tracekit.vocab.blocks import runs_of
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tracekit.simulate.weights import Weights
+    from tracekit.trace.block import Block
     from tracekit.trace.reader import Trace
 
 _STATES = ("entropy_nats", "varentropy", "free_energy", "internal_energy", "surprisal_nats")
@@ -61,7 +63,10 @@ def read_sequence(trace: Trace, text: Text, weights: Weights) -> Sequence:
     @cache
     def inputs(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         blocks = trace.attention_inputs(name, layer)
-        query, key = (to_torch(blocks[kind].data, blocks[kind].dtype) for kind in ("query", "key"))
+        query, key = (
+            _finite(blocks[kind], f"the {kind} states of layer {layer}", name)
+            for kind in ("query", "key")
+        )
         return query, key
 
     def attention(layer: int, rows_S: torch.Tensor) -> torch.Tensor:
@@ -77,8 +82,8 @@ def read_sequence(trace: Trace, text: Text, weights: Weights) -> Sequence:
 
     @cache
     def residual(layer: int) -> torch.Tensor:
-        block = trace.residual(name, layer)
-        return weights.norm.apply(to_torch(block.data, block.dtype))
+        states = _finite(trace.residual(name, layer), f"the hidden states of layer {layer}", name)
+        return weights.norm.apply(states)
 
     return Sequence(
         hidden_TE=text.hidden(),
@@ -101,6 +106,14 @@ def scored_rows(steps: pd.DataFrame, *, is_given: bool) -> np.ndarray:
     return rows
 
 
+def _finite(block: Block, what: str, name: str) -> torch.Tensor:
+    """Return what was recorded; NaN and infinity would be ranked like numbers."""
+    if not block.is_finite:
+        msg = f"{what} of {name} hold NaN or infinity: record it again."
+        raise InputError(msg)
+    return to_torch(block.data, block.dtype)
+
+
 def _by_sequence(frame: pd.DataFrame) -> Any:
     return frame.groupby("sequence_id", observed=True, sort=False)
 
@@ -111,8 +124,7 @@ def _text(trace: Trace, row: pd.Series[Any], tokens: pd.DataFrame, steps: pd.Dat
     scored_S = torch.tensor(scored.astype(np.int64))
 
     def hidden() -> torch.Tensor:
-        block = trace.hidden(name)
-        return to_torch(block.data, block.dtype)
+        return _finite(trace.hidden(name), "the final hidden states", name)
 
     return Text(
         sequence_id=name,

@@ -13,6 +13,7 @@ from tracekit.kv.amounts import parse_kept
 from tracekit.kv.parse import parse
 from tracekit.measure.conventions import convention_of
 from tracekit.measure.influence import BLOCK_ROWS
+from tracekit.parameters import LARGEST
 from tracekit.registry import unknown
 from tracekit.schema import RESULTS_VERSION
 from tracekit.simulate.stacking import parts_of
@@ -224,8 +225,11 @@ def make_plan(
             raise UsageError(unknown("level", level, list(LEVELS)))
     inside = inside or Inside()
     convention_of(inside.convention)
-    if any(size < 1 for size in sizes) or not 1 <= bytes_per_number <= MOST_BYTES:
-        msg = f"candidate-set sizes are at least 1, bytes a number 1 to {MOST_BYTES}."
+    if not all(1 <= size <= LARGEST for size in sizes):
+        msg = f"candidate-set sizes are 1 to {LARGEST}, unlike {list(sizes)}."
+        raise UsageError(msg)
+    if not 1 <= bytes_per_number <= MOST_BYTES:
+        msg = f"bytes a number are 1 to {MOST_BYTES}, unlike {bytes_per_number}."
         raise UsageError(msg)
     runs_inside = "propagated" in levels or calibrate is not None
     if inside.convention != Inside.convention and not runs_inside:

@@ -16,17 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-FAILS = (
-    TracekitError,
-    ArithmeticError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What may go wrong in a cell without stopping the others."""
+FAILS = (Exception,)
+"""What may go wrong in a cell without stopping the others: estimators and policies may be anybody's."""
 
 Tables = dict[str, "pa.Table"]
 """Rows of a cell, by the name of their table."""

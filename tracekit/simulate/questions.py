@@ -79,12 +79,14 @@ class ScoredSteps(Question):
     cells = ["scored steps"]  # noqa: RUF012
     why_not = "no step was decoded there"
 
-    def __init__(self, replay: VocabReplay) -> None:
-        self._replay = replay
+    def __init__(self, replay: VocabReplay, plan: Plan) -> None:
+        self._replay, self._schemes = replay, plan.schemes
 
     def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
         """Return the one cell."""
-        if why := self._replay.no_steps(sequence):
+        # Where nothing is tried nobody asks for them.
+        reasons = [self._replay.why_not(one, sequence) for one in self._schemes]
+        if why := next(iter(reasons), None) if all(reasons) else None:
             return Answers(skipped=dict.fromkeys(cells, why))
         decoder = self._replay.decoder
 
@@ -211,7 +213,7 @@ def questions(trace: Trace, plan: Plan, progress: Progress) -> list[Question]:
         asked.append(Layers(trace, plan, plan.sweep, model))
     if plan.schemes:
         replay = VocabReplay(trace, Weights(trace, model, progress))
-        asked += [Vocabulary(trace, replay, plan), ScoredSteps(replay)]
+        asked += [Vocabulary(trace, replay, plan), ScoredSteps(replay, plan)]
     if plan.attention:
         asked += [Attention(trace), Attended(trace)]
     return asked

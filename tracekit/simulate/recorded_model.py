@@ -32,6 +32,11 @@ class RecordedModel:
     def __init__(self, trace: Trace, inside: Inside, progress: Progress) -> None:
         self._trace, self._inside, self._progress = trace, inside, progress
 
+    @property
+    def name(self) -> str:
+        """Where the model is: as the user says, or under the name that the trace knows."""
+        return self._inside.model or self._trace.spec.name
+
     @cached_property
     def plain(self) -> LoadedModel:
         """The model, whatever can be run inside it.
@@ -43,9 +48,10 @@ class RecordedModel:
         ModelError
             If what is found there is another one.
         """
-        spec, inside = self._trace.spec, self._inside
-        name = spec.name if inside.model is None else inside.model
-        loaded = load_model(name, dtype=spec.dtype, device=inside.device, say=self._progress.say)
+        spec = self._trace.spec
+        loaded = load_model(
+            self.name, dtype=spec.dtype, device=self._inside.device, say=self._progress.say
+        )
         loaded.require(spec)
         return loaded
 

@@ -47,7 +47,7 @@ class Weights:
         if self._trace.has_head:
             return Head.load(self._trace.weights_path, self._trace.spec.head)
         self._progress.say(
-            f"the trace was recorded with --head omit: reading it from {self._trace.spec.name}."
+            f"the trace was recorded with --head omit: reading it from {self._model.name}."
         )
         tensors = self._of_model
         return Head(tensors["head.weight"], tensors.get("head.bias"), self._trace.spec.head)

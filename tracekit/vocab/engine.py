@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -164,10 +165,18 @@ def _cover(group: _Group, block: Block, truth: Truth, steps: slice, sizes: Seque
     most = max(int(size_SN.masked_fill(size_SN >= num_rows, 1).max()) for size_SN in wanted)
     # Pinned tokens take places in it.
     limit = min(most + len(known.decoder.pinned_P), num_rows)
+    shared = (known.sequence.hidden_TE, known.sequence.token_ids_T, known.rows_S, block.logits_SV)
+    before = [one._version for one in shared]
     try:
         ids_SK = group.estimator.candidates(known, group.memory, block.logits_SV, limit)
         prefixes = Prefixes.of(truth, ids_SK, known.decoder.pinned_P, most)
         prices = [group.estimator.price(known, group.memory, min(size, num_rows)) for size in sizes]
+        if [one._version for one in shared] != before:
+            msg = "it changed, in place, what all estimators read: let it work on a copy."
+            raise TracekitError(msg)
+        if not all(0 <= one.bytes < math.inf and 0 <= one.macs < math.inf for one in prices):
+            msg = f"it names a cost that is none: {prices[0]}."
+            raise TracekitError(msg)
     except TracekitError as error:
         msg = f"estimator {group.estimator.text}: {error}"
         raise TracekitError(msg) from error

@@ -19,7 +19,10 @@ class _Part:
 
     def numbers(self, num_layers: int) -> range:
         first, last = (one + num_layers if one < 0 else one for one in (self.first, self.last))
-        if last >= num_layers or first > last:
+        if first > last:
+            msg = f"layers={self.text}: write the lower number first."
+            raise UsageError(msg)
+        if last >= num_layers or last < 0:
             msg = f"layers={self.text}: the model has layers 0 to {num_layers - 1}."
             raise UsageError(msg)
         return range(max(first, 0), last + 1)
@@ -33,7 +36,7 @@ class LayerChoice:
     ----------
     text
         Parts with ``/`` between: ``all``; a number, or two with a dash between; ``last4``, the last
-        four; ``18.6``, query head 6 of layer 18.
+        four; ``-1``, the last; ``18.6``, query head 6 of layer 18.
     parts
         What they name.
     """
@@ -88,7 +91,7 @@ def _part(text: str) -> _Part:
         return _Part(text, 0, -1)
     if found := re.fullmatch(r"last([1-9]\d{0,4})", text):
         return _Part(text, -int(found[1]), -1)
-    if found := re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", text):
+    if found := re.fullmatch(r"(-?\d{1,5})(?:-(\d{1,5}))?", text):
         return _Part(text, int(found[1]), int(found[2] or found[1]))
     if found := re.fullmatch(r"(\d{1,5})\.(\d{1,5})", text):
         return _Part(text, int(found[1]), int(found[1]), int(found[2]))
