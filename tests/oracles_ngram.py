@@ -38,7 +38,7 @@ def lookup_ranking(text: Sequence[int], longest: int) -> list[int]:
 def ngram_ranking(
     text: Sequence[int], others: Sequence[Sequence[int]], longest: int, num_rows: int
 ) -> list[int]:
-    """All tokens by stupid back-off over other texts, then by length of suffix, then by id."""
+    """Tokens of other texts by stupid back-off over these, then by length of suffix, then by id."""
 
     def behind(length: int) -> list[int]:
         return [i for other in others for i in followers(other, text[len(text) - length :])]
@@ -47,6 +47,8 @@ def ngram_ranking(
     most = max(lengths, default=0)
     keys = []
     for token in range(num_rows):
+        if not any(token in other for other in others):
+            continue
         length = next((n for n in lengths if token in behind(n)), 0)
         seen = behind(length) if length else [i for other in others for i in other]
         share = seen.count(token) / max(1, len(seen))

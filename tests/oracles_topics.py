@@ -42,26 +42,35 @@ def faded_mean(members: Sequence[Vector], decay: float) -> Vector:
     return found
 
 
+def seen_from(
+    centre: Vector, state: Vector, clusters: Sequence[Sequence[Vector]], decay: float
+) -> list[float]:
+    """Cosine of a state and of each cluster's mean, both from a centre."""
+    return [cosine(less(faded_mean(one, decay), centre), less(state, centre)) for one in clusters]
+
+
 def topics(
     states: Sequence[Vector], threshold: float, decay: float
-) -> tuple[list[Vector], list[int]]:
-    """Topic vector of each row, and the clusters before it."""
+) -> tuple[list[Vector | None], list[Vector], list[int]]:
+    """For each state: mean of the nearest cluster before it, of that it joins, clusters before."""
     clusters: list[list[Vector]] = []
-    found, before = [], []
+    past: list[Vector | None] = []
+    hidden, before = [], []
     for row, state in enumerate(states):
-        centre = mean(states[: row + 1])
-        cosines = [
-            cosine(less(faded_mean(one, decay), centre), less(state, centre)) for one in clusters
-        ]
         before.append(len(clusters))
+        past.append(None)
+        if clusters:
+            cosines = seen_from(mean(states[:row]), state, clusters, decay)
+            past[row] = faded_mean(clusters[cosines.index(max(cosines))], decay)
+        cosines = seen_from(mean(states[: row + 1]), state, clusters, decay)
         if cosines and max(cosines) >= threshold:
             own = clusters[cosines.index(max(cosines))]
         else:
             own = []
             clusters.append(own)
         own.append(state)
-        found.append(faded_mean(own, decay))
-    return found, before
+        hidden.append(faded_mean(own, decay))
+    return past, hidden, before
 
 
 def token_topics(

@@ -69,12 +69,16 @@ def statistics(
 
 
 def frequency_ranking(sources: Sequence[int], everything: Sequence[int], width: int) -> list[int]:
-    """Ids by how often the source holds them, then by how often everything does, then by id."""
+    """Ids by how often the source holds them, then by how often everything does, then by id.
+
+    What nothing holds is left out.
+    """
     first, second = (
         [sum(token == i for token in tokens) for i in range(width)]
         for tokens in (sources, everything)
     )
-    return sorted(range(width), key=lambda i: (-first[i], -second[i], i))
+    seen = [i for i in range(width) if second[i]]
+    return sorted(seen, key=lambda i: (-first[i], -second[i], i))
 
 
 def previous_ranking(runs: Sequence[Sequence[float]], top: int) -> list[int]:

@@ -696,7 +696,7 @@ BATCH_UNIONS = Table(
 VERDICTS = Table(
     "verdicts",
     "a domain and a share of most likely tokens to be kept: what keeps it, the cheapest; chosen on "
-    "one half of the sequences, judged on the other",
+    "one half of the prompts, judged on the other",
     (
         _DOMAIN,
         Column("hit_level", _F64, "", "share of steps whose most likely token is to be kept"),
@@ -704,7 +704,7 @@ VERDICTS = Table(
             "verdict",
             _ID,
             "",
-            "kept, not kept on the other half, not suitable, too few sequences, not enough steps, "
+            "kept, not kept on the other half, not suitable, too few prompts, not enough steps, "
             "nothing to judge",
         ),
         Column("estimator", _ID, "", "what was chosen, else the best there is; null without any"),
@@ -712,11 +712,17 @@ VERDICTS = Table(
         _FIT,
         _SIZE,
         Column("hit_argmax", _F64, "", f"steps that judge whose {_HIT_ARGMAX}"),
-        _LOW,
+        Column(
+            "low",
+            _F64,
+            "",
+            "lower end of the 95 % bootstrap interval over prompts, at most 1 - 3 / steps where nothing "
+            "was missed; null below 3 prompts",
+        ),
         _HIGH,
-        Column("n", _I32, "sequences", "sequences that judge"),
+        Column("n", _I32, "prompts", "prompts that judge, each with all its sequences"),
         Column("num_steps", _I64, "steps", "scored steps that judge"),
-        Column("n_choosing", _I32, "sequences", "sequences that choose"),
+        Column("n_choosing", _I32, "prompts", "prompts that choose"),
         Column("hit_choosing", _F64, "", "hit_argmax on them"),
         Column("low_choosing", _F64, "", "low on them"),
         Column("steps_needed", _I64, "steps", "steps without a miss that would show the level"),
@@ -1065,7 +1071,7 @@ SUMMARY = Table(
         _LEVEL,
         _DOMAIN,
         _BUCKET,
-        Column("causal", _BOOL, "", "false for a bound that no decoder reaches; null: vocab"),
+        Column("causal", _BOOL, "", "false for a bound that no decoder reaches"),
         Column("x_name", _ID, "", "what x is: kept_frac, read_frac (recall policies) or size"),
         Column("x", _F64, "", "mean of it over the sequences"),
         Column("target", _F64, "", "what was asked for: fraction or size"),

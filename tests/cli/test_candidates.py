@@ -6,13 +6,17 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
 from tracekit import schema
+from tracekit.cli.attended import read_attended
+from tracekit.cli.candidate_rows import brief_table, gain_tables, gains
 from tracekit.cli.candidates import read_vocab
 from tracekit.cli.output import WIDTH
+from tracekit.cli.policy_stats import read_policy
 from tracekit.cli.results import read_results
 from tracekit.cli.verdicts import read_verdicts
 from tracekit.errors import InputError, UsageError
@@ -20,6 +24,7 @@ from tracekit.measure.ceiling import ceiling
 from tracekit.measure.stats import bootstrap_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 TOLD = (
@@ -90,7 +95,7 @@ def test_results_end_with_verdicts_and_say_where_to_look_next(results_folder: Pa
     assert "previous" in told
     assert "ceiling: how many times faster" in flat(told)
     assert "rows gathered and multiplied in" in told
-    assert "too few sequences for a verdict (choosing + judging): all 3 + 2, dialogue 1 + 1" in told
+    assert "too few prompts for a verdict (choosing + judging): all 3 + 2, dialogue 1 + 1" in told
     assert "--vocab SCHEME" in told
     assert "vocab, level local" not in text
     assert fits("\n".join(text.splitlines()[1:]))
@@ -108,7 +113,7 @@ def test_a_verdict_names_what_keeps_the_level_with_its_evidence_and_ceiling(
         verdict(),
         verdict(domain="code", verdict="not suitable", why=unsuited, hit_argmax=0.9),
         verdict(domain="poem", verdict="nothing to judge", why=nothing, estimator=None),
-        verdict(domain="essay", verdict="too few sequences", n=2, n_choosing=3),
+        verdict(domain="essay", verdict="too few prompts", n=2, n_choosing=3),
         verdict(domain="song", verdict="not kept on the other half", low=0.9, why=unkept),
     )
     found, text = read_verdicts(with_verdicts(results_folder, tmp_path / "r", *rows))
@@ -116,13 +121,13 @@ def test_a_verdict_names_what_keeps_the_level_with_its_evidence_and_ceiling(
     assert len(found) == len(rows)
     assert (
         "story, 99 % of most likely tokens: kept: the lower end of the interval is 0.992 and 0.991; "
-        "previous:top=256 at 64: hit_argmax 0.995 [0.991, 0.999] on n = 9 that judge, 0.9961 on n = "
-        f"10 that choose, cost_frac 0.25, ceiling {ceiling(0.5, 0.25):.3g}." in told
+        "previous:top=256 at 64: hit_argmax 0.995 [0.991, 0.999] on n = 9 prompts that judge, 0.9961 on "
+        f"n = 10 that choose, cost_frac 0.25, ceiling {ceiling(0.5, 0.25):.3g}." in told
     )
     assert f"code, 99 % of most likely tokens: {unsuited}; the best is previous:top=256" in told
     assert f"poem, 99 % of most likely tokens: {nothing}." in told
     assert f"song, 99 % of most likely tokens: {unkept}; previous:top=256 at 64" in told
-    assert "too few sequences for a verdict (choosing + judging): essay 3 + 2." in told
+    assert "too few prompts for a verdict (choosing + judging): essay 3 + 2." in told
     assert fits(text)
 
 
@@ -196,6 +201,8 @@ def test_a_controller_is_compared_with_a_fixed_set_pair_by_pair(adapted: Path) -
             pairs = own.merge(other, on="sequence_id", suffixes=("", "_other"))
             weights, ones = pairs["num_scored"].to_numpy(), pairs[measure].to_numpy(float)
             twos = pairs[f"{measure}_other"].to_numpy(float)
+            if measure == "hit_argmax":
+                ones, twos = (np.rint(one * weights) / weights for one in (ones, twos))
             change = bootstrap_mean(ones - twos, seed=0, weights=weights)
             assert told[f"own_minus_{baseline}"] == pytest.approx(change.mean)
             assert told[f"low_{baseline}"] == pytest.approx(change.low)
@@ -204,6 +211,7 @@ def test_a_controller_is_compared_with_a_fixed_set_pair_by_pair(adapted: Path) -
             assert told[baseline] == pytest.approx((twos * weights).sum() / weights.sum())
         assert told["own"] == pytest.approx((ones * weights).sum() / weights.sum())
         assert told["others"] is not None
+        assert {told[f"num_sequences_{fit}"] for fit in ("fixed", "others", "own")} == {5}
     assert "hindsight" in text
     assert "own - shuffled" in text
     assert fits(text)
@@ -213,10 +221,128 @@ def test_a_controller_is_compared_with_a_fixed_set_pair_by_pair(adapted: Path) -
     assert "gains" not in read_vocab(adapted, "previous", 8, "all")[0]
 
 
+def result(fit: str, sequence: str, hit: float, num_scored: int) -> dict[str, Any]:
+    """Return a row as a float32 column gives it back."""
+    return {
+        "sequence_id": sequence,
+        "fit": fit,
+        "size": 8,
+        "hit_argmax": float(np.float32(hit)),
+        "neg_log_mass_nats": 0.5,
+        "set_size_mean": 8.0,
+        "num_scored": num_scored,
+    }
+
+
+def test_as_many_hits_are_no_gain_in_spite_of_single_precision() -> None:
+    shares = {"a": (7 / 9, 8 / 9), "b": (8 / 9, 7 / 9), "c": (1 / 3, 1 / 3)}
+    own = [result("own", name, pair[0], 9) for name, pair in shares.items()]
+    fixed = [result("asked", name, pair[1], 9) for name, pair in shares.items()]
+    told = gains(own, fixed, seed=0)
+    assert told[0]["measure"] == "hit_argmax"
+    assert told[0]["own"] == pytest.approx(2 / 3, abs=1e-15)
+    assert told[0]["own_minus_fixed"] == 0
+    same = gains(own, own, seed=0)[0]
+    assert same["low_fixed"] == same["high_fixed"] == 0
+    means = [line.split() for line in gain_tables(told)[1].splitlines()]
+    fits = [text for fit in ("fixed", "others", "own", "shuffled") for text in (fit, "n")]
+    assert ["measure", "size", *fits] in means
+    assert ["hit_argmax", "8", "0.6667", "3", "-", "0", "0.6667", "3", "-", "0"] in means
+
+
+def lines_of_name(name: str) -> list[str]:
+    """Return the lines on which a table shows a name."""
+    row = {"value": 0.5, "low": None, "high": None, "n": 5}
+    statistics = ("hit_argmax", "mass", "neg_log_mass_mean", "set_size_mean", "fallback_frac")
+    cell = dict.fromkeys(statistics, row)
+    text = brief_table("", [cell], None, {"name": lambda _: name, "wide": lambda _: "w" * 41})
+    body = text.split("\u2500\n", 1)[1]
+    return [line[1:].split("  ")[0].rstrip() for line in body.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("previous", ["previous"]),
+        ("frequency+clustered+lowrank", ["frequency+", "clustered+", "lowrank"]),
+        (
+            "lookup@fallback:confidence=0.5,most=3",
+            ["lookup@fallback", ":confidence=0.5", ",most=3"],
+        ),
+        ("oracle (bound)", ["oracle (bound)"]),
+        ("x" * 30, ["x" * 16, "x" * 14]),
+    ],
+)
+def test_a_name_is_broken_between_its_parts_only(name: str, lines: list[str]) -> None:
+    assert lines_of_name(name) == lines
+
+
+@pytest.mark.parametrize("table", [schema.VERDICTS, schema.CANDIDATE_STATS, schema.SUMMARY])
+def test_a_table_that_ends_too_early_is_damaged_input(
+    results_folder: Path, tmp_path: Path, table: schema.Table
+) -> None:
+    folder = tmp_path / "r"
+    shutil.copytree(results_folder, folder)
+    path = folder / f"{table.name}.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=rf"{table.name}.parquet is damaged .*: simulate again"):
+        read_results(folder)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "plain": read_results,
+    "vocab": lambda folder: read_vocab(folder, "previous", None, "all"),
+    "policy": lambda folder: read_policy(folder, "snapkv:kept=0.5", "all"),
+    "attended": read_attended,
+}
+every_reader = pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+
+
+@every_reader
+def test_results_of_another_version_are_refused_however_they_are_shown(
+    results_folder: Path, tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    folder = tmp_path / "r"
+    shutil.copytree(results_folder, folder)
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    old = json.dumps(run | {"schema_version": 0})
+    (folder / "run.json").write_text(old, encoding="utf-8")
+    with pytest.raises(InputError, match="holds results of version 0, this tracekit reads"):
+        read(folder)
+
+
+@every_reader
+@pytest.mark.parametrize("text", ["{", "\udcff", "[]"])
+def test_a_damaged_run_is_refused_however_it_is_shown(
+    tmp_path: Path, read: Callable[[Path], object], text: str
+) -> None:
+    (tmp_path / "run.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(InputError, match=r"run.json is damaged|of version None"):
+        read(tmp_path)
+
+
+@every_reader
+def test_a_folder_without_a_run_is_no_results_folder(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    with pytest.raises(InputError, match="is no results folder"):
+        read(tmp_path)
+
+
+def test_damaged_tables_of_attention_and_policies_are_input_errors(tmp_path: Path) -> None:
+    run = json.dumps({"schema_version": schema.RESULTS_VERSION, "seed": 0})
+    (tmp_path / "run.json").write_text(run, encoding="utf-8")
+    for table, name in ((schema.ATTENDED_SUMMARY, "attended"), (schema.LOGIT_STATS, "policy")):
+        (tmp_path / f"{table.name}.parquet").write_bytes(b"PAR1")
+        with pytest.raises(InputError, match=rf"{table.name}.parquet is damaged"):
+            READERS[name](tmp_path)
+
+
 def test_a_controller_without_its_fixed_set_says_what_to_run(adapted: Path) -> None:
     data, text = read_vocab(adapted, LONG, None, "all")
     assert {row["fixed"] for row in data["gains"]} == {None}
     assert {row["n_fixed"] for row in data["gains"]} == {0}
+    assert {row["num_sequences_fixed"] for row in data["gains"]} == {0}
     lacking = "simulate with --vocab previous:top=7@fallback:confidence=0.03125 too."
     assert lacking in flat(text)
     assert fits(text)
@@ -289,6 +415,8 @@ def test_what_results_do_not_hold_is_refused_in_one_sentence(
         read_vocab(results_folder, "previous", None, "poem")
     with pytest.raises(UsageError, match="did you mean 'previous'"):
         read_vocab(results_folder, "prevous", None, "all")
+    run = {"schema_version": schema.RESULTS_VERSION, "seed": 0}
+    (tmp_path / "run.json").write_text(json.dumps(run), encoding="utf-8")
     with pytest.raises(InputError, match="holds no candidate sets: simulate with --vocab"):
         read_vocab(tmp_path, "previous", None, "all")
 

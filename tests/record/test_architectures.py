@@ -67,14 +67,11 @@ def test_a_family_is_recorded_and_replayed(name: str, tmp_path: Path) -> None:
     assert trace.stored_layers(trace.sequence_ids[0]) == seen
     simulated = simulate(tmp_path / "t", tmp_path / "r", make_plan(sizes=(16,)))
     assert not simulated.failed
-    # With one prompt there is nothing to count for a list of frequent tokens.
-    skipped = {
-        one["what"]: one["why"]
-        for one in simulated.skipped
-        if not one["what"].startswith("frequency")
-    }
-    assert bool(skipped) == (name in WITHOUT_ATTENTION)
-    assert all("no layer can be replayed" in why for why in skipped.values())
+    reasons = {one["why"] for one in simulated.skipped}
+    assert any("no layer can be replayed" in why for why in reasons) == (name in WITHOUT_ATTENTION)
+    # There is one prompt, so nothing to learn from others; some families have layers without keys.
+    known = ("no layer can be replayed", "fitted on other prompts", "reads the attention of layer")
+    assert all(any(words in why for words in known) for why in reasons)
 
     ids = torch.tensor(trace.table("tokens")["token_id"].to_numpy())[None]
     check_tokens(model, ids, prompt_end=int(trace.sequences["prompt_end"].iloc[0]))

@@ -342,7 +342,7 @@ def _summaries(
                         "level": "local",
                         "domain": domain,
                         "bucket": ANY,
-                        "causal": True if question == "kv" else None,
+                        "causal": family != "oracle",
                         "x_name": "kept_frac" if question == "kv" else "size",
                         "x": float(cell["x"].mean()),
                         "target": float(str(target)),

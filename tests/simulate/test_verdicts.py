@@ -10,13 +10,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulate.test_candidate_stats import frames, scored_steps
+from tests.simulate import test_candidate_stats
+from tests.simulate.test_candidate_stats import scored_steps
 from tracekit import schema
 from tracekit.measure.stats import bootstrap_mean
 from tracekit.simulate.tries import CELL, Tries
 from tracekit.simulate.verdicts import steps_needed, verdicts
 
 Parts = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
+
+METHODS = {"previous:top=256": "lookup:longest=4", "rate:gain=4,level=0,window=8": "drift"}
+"""What stands for the schemes of ``frames`` that no decoder could run."""
+
+
+def frames(
+    seed: int, num_sequences: int = 5, num_steps: int = 12, hit: float = 0.8, num_samples: int = 1
+) -> Parts:
+    """Return made-up steps of schemes that may be named, and of a bound; samples follow each other."""
+    names = {
+        f"s{number:02}#0": f"s{(number - 1) // num_samples:02}#{(number - 1) % num_samples}"
+        for number in range(1, num_sequences + 1)
+    }
+    parts = test_candidate_stats.frames(seed, num_sequences, num_steps, hit)
+    candidates, scored, vocab = (one.replace({"sequence_id": names}) for one in parts)
+    if num_samples > 1:  # a prompt has one domain
+        domain = scored["sequence_id"].str[1:3].astype(int).mod(2).map({0: "story", 1: "code"})
+        scored = scored.assign(domain=domain)
+    text = {"estimator": METHODS, "controller": METHODS}
+    return candidates.replace(text), scored, vocab.replace(text)
 
 
 def told(parts: Parts) -> dict[tuple[str, float], dict[str, Any]]:
@@ -43,16 +64,18 @@ def halves(parts: Parts) -> dict[str, str]:
 
 def on_half(part: pd.DataFrame, costs: dict[str, float]) -> dict[str, Any]:
     """Return what one cell did on the steps of one half."""
-    names = sorted(part["sequence_id"].unique())
-    hits = [part.loc[part["sequence_id"] == name, "hit_argmax"] for name in names]
-    weights = [len(one) for one in hits]
-    found = bootstrap_mean([one.mean() for one in hits], seed=3, weights=weights)
-    cost = np.average([costs[name] for name in names], weights=weights) if names else np.inf
+    prompt = part["sequence_id"].str.split("#").str[0]
+    hits = [part.loc[prompt == name, "hit_argmax"] for name in sorted(prompt.unique())]
+    found = bootstrap_mean([one.mean() for one in hits], seed=3, weights=[len(one) for one in hits])
+    low = found.low
+    if low is not None and part["hit_argmax"].all():
+        low = min(low, 1 - 3 / len(part))
+    cost = part["sequence_id"].map(costs).mean() if len(part) else np.inf
     return {
         "cost": cost,
         "num": len(part),
         "hit": found.mean,
-        "low": found.low,
+        "low": low,
         "high": found.high,
         "n": found.n,
         "set": part["set_size"].mean(),
@@ -81,18 +104,24 @@ def cells_of(parts: Parts, domain: str) -> list[dict[str, Any]]:
 def by_hand(parts: Parts, domain: str, level: float) -> tuple[str, list[dict[str, Any]]]:
     """Return the verdict, and the cells among which the one that is named must be."""
     cells = cells_of(parts, domain)
-    cheap = [one for one in cells if one["choosing"]["cost"] < 1] or cells
-    most = max(one["choosing"]["hit"] or 0 for one in cheap)
-    best = [one for one in cheap if one["choosing"]["hit"] == most]
+    half = "choosing" if any(one["choosing"]["num"] for one in cells) else "judging"
+    tried = [one for one in cells if one[half]["num"]]
+    cheap = [one for one in tried if one[half]["cost"] < 1] or tried
+    most = max(one[half]["hit"] for one in cheap)
+    best = [one for one in cheap if one[half]["hit"] == most]
     able = [one for one in cells if min(one["choosing"]["n"], one["judging"]["n"]) >= 4]
     if not able:
-        return "too few sequences", best
-    able = [one for one in able if one["judging"]["num"] >= steps_needed(level)]
+        return "too few prompts", best
+    able = [
+        one
+        for one in able
+        if min(one["choosing"]["num"], one["judging"]["num"]) >= steps_needed(level)
+    ]
     if not able:
         return "not enough steps", best
 
     def keeps(half: dict[str, Any]) -> bool:
-        return bool(half["low"] >= level and half["cost"] < 1)
+        return half["low"] is not None and half["low"] >= level and half["cost"] < 1
 
     kept = [one for one in able if keeps(one["choosing"])]
     if not kept:
@@ -107,11 +136,12 @@ def by_hand(parts: Parts, domain: str, level: float) -> tuple[str, list[dict[str
     st.sampled_from([3, 22]),
     st.sampled_from([5, 60]),
     st.sampled_from([0.5, 0.992, 0.995, 1.0]),
+    st.sampled_from([1, 2]),
 )
 def test_verdicts_are_those_of_plain_loops(
-    seed: int, num_sequences: int, num_steps: int, hit: float
+    seed: int, num_sequences: int, num_steps: int, hit: float, num_samples: int
 ) -> None:
-    parts = frames(seed, num_sequences, num_steps, hit)
+    parts = frames(seed, num_sequences, num_steps, hit, num_samples)
     found = told(parts)
     assert set(found) == {
         (name, level) for name in ("all", "story", "code") for level in (0.99, 0.999)
@@ -141,7 +171,7 @@ def test_verdicts_are_those_of_plain_loops(
 def one_domain(
     hit: dict[str, dict[str, float]], num_prompts: int = 16, num_samples: int = 1
 ) -> Parts:
-    """Return two cells, ``previous`` cheaper than ``frequency``, that hit so often on each half.
+    """Return two cells, ``lookup`` cheaper than ``frequency``, that hit so often on each half.
 
     Prompts of even number choose. A hit share holds on each sequence alike.
     """
@@ -173,7 +203,7 @@ def one_domain(
 
 
 LUCKY = {
-    "previous:top=256": {"choosing": 1.0, "judging": 0.9},
+    "lookup:longest=4": {"choosing": 1.0, "judging": 0.9},
     "frequency:source=all": {"choosing": 1.0, "judging": 1.0},
 }
 
@@ -182,15 +212,15 @@ LUCKY = {
 def test_a_lucky_cell_of_the_half_that_chooses_is_caught_by_the_other(num_samples: int) -> None:
     row = told(one_domain(LUCKY, num_samples=num_samples))["story", 0.99]
     assert row["verdict"] == "not kept on the other half"
-    assert row["estimator"] == "previous:top=256"
-    assert (row["hit_choosing"], row["low_choosing"]) == (1, 1)
+    assert row["estimator"] == "lookup:longest=4"
+    num = 800 * num_samples
+    assert (row["hit_choosing"], row["low_choosing"]) == (1, 1 - 3 / num)
     assert (row["hit_argmax"], row["low"]) == (pytest.approx(0.9), pytest.approx(0.9))
-    assert (row["n_choosing"], row["n"]) == (8 * num_samples, 8 * num_samples)
-    assert row["num_steps"] == 800 * num_samples
-    num = 8 * num_samples
+    assert (row["n_choosing"], row["n"], row["num_steps"]) == (8, 8, num)
     assert row["why"] == (
-        f"not kept on the other half: the lower end of the interval is 1 on the {num} sequences "
-        f"that chose it and 0.9 on the {num} that judge it, where it reads 0.1 of the full head"
+        f"not kept on the other half: the lower end of the interval is {1 - 3 / num:.5g} (1 - 3 / "
+        f"{num} steps, none missed) on the 8 prompts that chose it and 0.9 on the 8 prompts that "
+        "judge it, where it reads 0.1 of the full head"
     )
 
 
@@ -198,14 +228,16 @@ def test_what_is_kept_on_both_halves_is_kept() -> None:
     honest = {name: LUCKY[name] for name in ("frequency:source=all",)}
     row = told(one_domain(honest))["story", 0.99]
     assert row["verdict"] == "kept"
-    assert row["why"].startswith("kept: the lower end of the interval is 1 on the 8 sequences")
+    assert row["why"].startswith(
+        "kept: the lower end of the interval is 0.99625 (1 - 3 / 800 steps, none missed) on the 8 "
+    )
 
 
 def test_what_reads_more_than_the_head_where_it_is_judged_is_not_kept() -> None:
     candidates, scored, vocab = one_domain(LUCKY)
     judged = vocab["sequence_id"].str[1:3].astype(int) % 2 == 1
     dear = vocab.assign(cost_frac=vocab["cost_frac"] + 0.95 * judged)
-    honest = candidates["estimator"] != "previous:top=256"
+    honest = candidates["estimator"] != "lookup:longest=4"
     row = told((candidates[honest], scored, dear))["story", 0.99]
     assert row["verdict"] == "not kept on the other half"
     assert row["why"].endswith("where it reads 1.15 of the full head")
@@ -232,7 +264,8 @@ def test_the_cheapest_that_keeps_a_level_is_named() -> None:
     parts = frames(0, 16, 40, hit=1.0)
     row = told(parts)["all", 0.99]
     assert row["verdict"] == "kept"
-    assert row["low"] == 1
+    assert row["low"] == 1 - 3 / row["num_steps"]
+    assert row["high"] == 1
     candidates, scored, vocab = parts
     dear = vocab.assign(cost_frac=vocab["cost_frac"] + (vocab["estimator"] == row["estimator"]))
     other = told((candidates, scored, dear))["all", 0.99]
@@ -260,10 +293,23 @@ def test_bounds_and_sizes_fitted_on_the_sequence_itself_are_never_named(fit: str
         assert row["n"] is None
 
 
-def test_below_8_sequences_there_is_no_verdict() -> None:
+@pytest.mark.parametrize(
+    ("estimator", "controller"),
+    [("previous:top=256", "fixed"), ("lookup:longest=4", "entropy"), ("oracle", "fixed")],
+)
+def test_what_a_decoder_that_always_prunes_cannot_run_is_never_named(
+    estimator: str, controller: str
+) -> None:
+    candidates, scored, vocab = one_domain({"lookup:longest=4": LUCKY["frequency:source=all"]})
+    named = {"estimator": estimator, "controller": controller}
+    row = told((candidates.assign(**named), scored, vocab.assign(**named)))["story", 0.99]
+    assert row["verdict"] == "nothing to judge"
+
+
+def test_below_8_prompts_there_is_no_verdict() -> None:
     row = told(one_domain(LUCKY, num_prompts=7))["story", 0.99]
-    assert row["verdict"] == "too few sequences"
-    assert row["why"] == "too few sequences: 4 choose and 3 judge, 4 each needed"
+    assert row["verdict"] == "too few prompts"
+    assert row["why"] == "too few prompts: 4 choose and 3 judge, 4 each needed"
     assert row["low"] is not None
     assert told(one_domain(LUCKY, num_prompts=8))["story", 0.99]["verdict"].startswith("not kept")
     few = told(one_domain(LUCKY, num_prompts=1))["story", 0.99]
@@ -271,13 +317,73 @@ def test_below_8_sequences_there_is_no_verdict() -> None:
     assert few["hit_argmax"] is few["cost_frac"] is few["low_choosing"] is None
 
 
+def test_8_samples_of_2_prompts_have_no_verdict() -> None:
+    row = told(one_domain(LUCKY, num_prompts=2, num_samples=8))["story", 0.99]
+    assert row["verdict"] == "too few prompts"
+    assert (row["n_choosing"], row["n"], row["num_steps"]) == (1, 1, 800)
+    assert row["low"] is row["low_choosing"] is None
+
+
 def test_samples_of_one_prompt_never_judge_each_other() -> None:
     row = told(one_domain(LUCKY, num_prompts=1, num_samples=20))["story", 0.99]
-    assert (row["n_choosing"], row["n"]) == (20, 0)
-    assert row["verdict"] == "too few sequences"
+    assert (row["n_choosing"], row["n"]) == (1, 0)
+    assert row["verdict"] == "too few prompts"
 
 
-def test_the_rule_of_three_counts_the_steps_that_judge() -> None:
+def test_more_samples_of_the_same_prompts_leave_the_interval_as_wide() -> None:
+    share = {"choosing": 0.95, "judging": 0.95}
+    one, many = (
+        told(uneven(one_domain({"lookup:longest=4": share}, num_samples=num)))["story", 0.99]
+        for num in (1, 5)
+    )
+    assert one["low"] < one["hit_argmax"] < one["high"]
+    for name in ("low", "hit_argmax", "high", "low_choosing"):
+        assert many[name] == pytest.approx(one[name])
+
+
+def uneven(parts: Parts) -> Parts:
+    """Return steps of which every fourth prompt hits at none, whatever the sample."""
+    candidates, scored, vocab = parts
+    misses = candidates["sequence_id"].str[1:3].astype(int) % 8 >= 6
+    return candidates.assign(hit_argmax=candidates["hit_argmax"] & ~misses), scored, vocab
+
+
+def test_a_domain_whose_only_prompt_judges_names_the_best_there() -> None:
+    candidates, scored, vocab = one_domain(
+        {
+            "random:seed=0": {"choosing": 0.0, "judging": 0.0},
+            "lookup:longest=4": {"choosing": 0.9, "judging": 0.9},
+        },
+        num_prompts=4,
+    )
+    alone = scored["sequence_id"] == "s03#0"
+    scored = scored.assign(domain=scored["domain"].mask(alone, "tale"))
+    row = told((candidates, scored, vocab))["tale", 0.99]
+    assert (row["n_choosing"], row["n"]) == (0, 1)
+    assert row["estimator"] == "lookup:longest=4"
+    assert row["hit_argmax"] == pytest.approx(0.9)
+    assert row["hit_choosing"] is None
+
+
+def test_what_was_not_tried_where_is_chosen_is_not_named() -> None:
+    candidates, scored, vocab = one_domain(LUCKY, num_prompts=4)
+    judges = candidates["sequence_id"].isin(["s01#0", "s03#0"])
+    kept = judges | (candidates["estimator"] != "lookup:longest=4")
+    row = told((candidates[kept], scored, vocab.assign(cost_frac=1.5)))["story", 0.99]
+    assert row["estimator"] == "frequency:source=all"
+    assert row["hit_choosing"] == 1
+
+
+def test_the_rule_of_three_counts_the_steps_of_either_half() -> None:
     row = told(one_domain(LUCKY, num_prompts=16))["story", 0.999]
     assert row["verdict"] == "not enough steps"
-    assert row["why"] == "not enough steps: 800 that judge, 3000 without a miss needed"
+    assert row["why"] == (
+        "not enough steps: 800 choose and 800 judge, 3000 each needed without a miss"
+    )
+
+
+def test_exactly_the_steps_that_a_level_needs_are_enough() -> None:
+    candidates, scored, vocab = one_domain({"lookup:longest=4": {"choosing": 1, "judging": 1}}, 8)
+    some = [one[one["position"] <= 75] for one in (candidates, scored)]
+    row = told((some[0], some[1], vocab))["story", 0.99]
+    assert (row["verdict"], row["num_steps"], row["low"]) == ("kept", 300, 0.99)

@@ -97,7 +97,7 @@ def test_all_sizes_at_once_are_each_by_itself(case: Drawn) -> None:
     for n, size in enumerate(sizes):
         for name, alone_S1 in covered(*case, [size]).items():
             torch.testing.assert_close(
-                together[name][:, n : n + 1], alone_S1, rtol=1e-12, atol=1e-15
+                together[name][:, n : n + 1], alone_S1, rtol=1e-8, atol=1e-14
             )
 
 

@@ -54,8 +54,17 @@ def test_frequency_is_the_order_of_counts_without_the_own_prompt(
     assert found == [wanted] * len(case.scored_S)
 
 
-def test_frequency_without_other_prompts_goes_by_id() -> None:
-    assert make_case().but(rest=()).candidates(Frequency(), 4)[0] == [0, 1, 2, 3]
+@pytest.mark.parametrize("source", ["all", "given", "generated", "domain"])
+def test_frequency_ends_where_the_counts_end(source: Any) -> None:
+    case = make_case()
+    rest = tuple(
+        one.but(token_ids_T=one.token_ids_T.where(one.token_ids_T % 2 == 1, 7)) for one in case.rest
+    )
+    seen = {int(i) for one in rest for i in one.token_ids_T}
+    for ids in case.but(rest=rest).candidates(Frequency(source=source), 23):
+        assert ids[0] == 7
+        assert set(ids) == seen
+    assert case.but(rest=()).candidates(Frequency(source=source), 4) == [[]] * len(case.scored_S)
 
 
 @settings(max_examples=25)

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from tests import oracles_ngram as slow
 from tests.vocab.cases import Case, make_case
+from tracekit.vocab.estimators.frequency import Frequency
 from tracekit.vocab.estimators.ngram import Ngram
+from tracekit.vocab.scheme import parse_scheme
 
 WIDTH = 7
 TEXT = st.lists(st.integers(0, 3), min_size=2, max_size=25)
@@ -48,19 +50,25 @@ def test_a_frequent_follower_of_a_shorter_suffix_passes_a_rare_one_of_a_longer()
 
 def test_no_match_runs_over_the_end_of_a_text() -> None:
     (ranked,) = text_case([1, 0], [[5, 1], [4, 4, 4]]).candidates(Ngram(), WIDTH)
-    assert ranked == [4, 1, 5, 0, 2, 3, 6]
+    assert ranked == [4, 1, 5]
 
 
 def test_the_own_text_is_not_counted() -> None:
     ranked = text_case([1, 2, 1, 2, 1, 0], [[3, 3]]).candidates(Ngram(), WIDTH)
-    assert ranked[-1] == [3, 0, 1, 2, 4, 5, 6]
+    assert ranked[-1] == [3]
 
 
-def test_without_other_texts_tokens_go_by_id() -> None:
-    assert text_case([1, 2, 3], []).candidates(Ngram(), 4) == [[0, 1, 2, 3], [0, 1, 2, 3]]
+def test_without_other_texts_there_are_no_candidates_but_the_pinned() -> None:
+    case = text_case([1, 2, 3], [])
+    assert case.candidates(Ngram(), 4) == [[], []]
+    for estimator in (Ngram(), Frequency(), parse_scheme("ngram+frequency").estimator):
+        (cell,) = case.evaluate([estimator], [4])
+        assert cell["set_size"] == len(case.pinned_ids)
 
 
 def test_what_is_read_are_ids_and_the_counts_of_all_followers() -> None:
     # One step: 1 is followed by two tokens, elsewhere by nothing.
-    (tried,) = text_case([1, 0], [[1, 2, 1, 3, 5]]).evaluate([Ngram(longest=2)], [3])
-    assert (tried["macs"], tried["bytes"]) == (0, 4 * (1 + 2 + 3) + 8 * 2)
+    small, large = text_case([1, 0], [[1, 2, 1, 3, 5]]).evaluate([Ngram(longest=2)], [3, 6])
+    assert (small["macs"], small["bytes"]) == (0, 4 * (1 + 2 + 3) + 8 * 2)
+    # No more than the four tokens that came have a place.
+    assert (large["macs"], large["bytes"]) == (0, 4 * (1 + 2 + 4) + 8 * 2)

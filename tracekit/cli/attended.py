@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from tracekit.cli.results_folder import read_rows, read_run
 from tracekit.schema import ALL, ANCHOR_KEYS, ATTENDED_SUMMARY
 
 if TYPE_CHECKING:
@@ -60,20 +61,18 @@ def read_attended(folder: Path) -> tuple[dict[str, Any], str]:
     Raises
     ------
     InputError
-        If it holds none.
+        If it holds none, is damaged, or is of another version.
     """
-    import pyarrow.parquet as pq
-
     from tracekit.errors import InputError
 
-    path = folder / f"{ATTENDED_SUMMARY.name}.parquet"
-    if not path.exists():
+    read_run(folder)
+    rows = read_rows(folder, ATTENDED_SUMMARY)
+    if not rows:
         msg = (
             f"{folder} does not say what attention foretells: simulate with --attention a trace "
             "that was recorded with --capture qkv."
         )
         raise InputError(msg)
-    rows: Rows = pq.read_table(path).to_pylist()
     return {"results": str(folder), "attended": rows}, attended_text(rows)
 
 

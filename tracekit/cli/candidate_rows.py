@@ -1,20 +1,19 @@
-"""Rows on candidate sets read from a results folder, and the tables that compare them."""
+"""Rows on candidate sets of a results folder, and the tables that compare them."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 from tracekit.cli.output import WIDTH, number, range_text, share_text, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from tracekit.schema import Table
+    from tracekit.cli.results_folder import Row
 
-Row = dict[str, Any]
-Found = dict[str, Row]
+Found = dict[str, "Row"]
 """Rows of ``schema.CANDIDATE_STATS`` on one cell and group, by statistic."""
 
 CEILING = "ceiling: how many times faster a whole step gets at most, by the bytes of the weights"
@@ -22,22 +21,6 @@ CEILING = "ceiling: how many times faster a whole step gets at most, by the byte
 _GAP = 2
 _NARROWEST = 10
 """Columns that a name has at least."""
-
-
-def read_rows(folder: Path, of: Table, **equal: str) -> list[Row]:
-    """Return the rows of a table with these texts in these columns; none if it was not written."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    path = folder / f"{of.name}.parquet"
-    if not path.exists():
-        return []
-    rows = pq.read_table(path)
-    for name, value in equal.items():
-        rows = rows.filter(pc.equal(rows[name].cast(pa.string()), value))
-    found: list[Row] = rows.to_pylist()
-    return found
 
 
 def at_size(rows: Sequence[Row], size: int | None) -> list[Row]:
@@ -119,8 +102,24 @@ def brief_table(
     taken = [max(map(len, column)) + _GAP for column in zip(columns, *lines, strict=True)]
     room = max(WIDTH - sum(taken[1:]) - _GAP, _NARROWEST)
     for line in lines:
-        line[0] = "\n".join(textwrap.wrap(line[0], room, break_on_hyphens=False))
+        line[0] = "\n".join(_broken(line[0], room))
     return table(title, columns, lines, gap=_GAP)
+
+
+def _broken(name: str, room: int) -> list[str]:
+    """Return a name in lines that fit: broken between its parts, a part alone where it must be."""
+    lines = [""]
+    for part in _PARTS.split(name):
+        if len(lines[-1] + part.rstrip()) <= room:
+            lines[-1] += part
+            continue
+        cut = [part[start : start + room] for start in range(0, len(part), room)]
+        lines = [*filter(None, lines), *cut]
+    return [line.rstrip() for line in lines]
+
+
+_PARTS = re.compile(r"(?<=[+ ])|(?=[@:,])")
+"""Where the text of a scheme may be broken: behind + and blanks, before what leads parameters in."""
 
 
 _COLUMNS = (
@@ -171,6 +170,7 @@ def gains(tried: Sequence[Row], fixed: Sequence[Row], *, seed: int) -> list[Row]
     list of dict
         One a size and measure: means over all steps alike of ``fixed`` and of each fit; of each
         baseline, ``own`` minus it on the same sequences with its interval and their number.
+        ``num_sequences_`` says of each mean how many sequences are in it.
     """
     by: dict[tuple[int, str], dict[str, Row]] = {}
     for fit, rows in ((_FIXED, fixed), *((row["fit"], [row]) for row in tried)):
@@ -180,7 +180,9 @@ def gains(tried: Sequence[Row], fixed: Sequence[Row], *, seed: int) -> list[Row]
     for size in sorted({row["size"] for row in tried}):
         parts = {fit: by.get((size, fit), {}) for fit in _FITS}
         for measure in _MEASURES:
-            told = {fit: _mean(list(part.values()), measure) for fit, part in parts.items()}
+            told: Row = {}
+            for fit, part in parts.items():
+                told |= _mean(part.values(), measure, fit)
             for baseline in _BASELINES:
                 told |= _change(parts["own"], parts[baseline], measure, baseline, seed)
             found.append({"measure": measure, "size": size} | told)
@@ -191,13 +193,22 @@ _FIXED = "fixed"
 _FITS = (_FIXED, "others", "own", "shuffled")
 _BASELINES = (_FIXED, "shuffled")
 _MEASURES = ("hit_argmax", "neg_log_mass_nats", "set_size_mean")
+_SHARES = ("hit_argmax",)
+"""Measures that count steps."""
 
 
-def _mean(rows: Sequence[Row], measure: str) -> float | None:
-    """Return the mean over all steps alike; None of none."""
-    pairs = [(row[measure], row["num_scored"]) for row in rows if row[measure] is not None]
+def _mean(rows: Iterable[Row], measure: str, fit: str) -> Row:
+    """Return the mean over all steps alike, None of none, and of how many sequences it is."""
+    pairs = [(_value(row, measure), row["num_scored"]) for row in rows if row[measure] is not None]
     total = sum(num for _, num in pairs)
-    return sum(value * num for value, num in pairs) / total if pairs else None
+    mean = sum(value * num for value, num in pairs) / total if pairs else None
+    return {fit: mean, f"num_sequences_{fit}": len(pairs)}
+
+
+def _value(row: Row, measure: str) -> Any:
+    """Return a mean of a sequence; a share of its steps exactly, since rows hold it in float32."""
+    value, num = row[measure], row["num_scored"]
+    return value if value is None or measure not in _SHARES else round(value * num) / num
 
 
 def _change(
@@ -211,8 +222,8 @@ def _change(
     names = [name for name in own if name in other]
     with np.errstate(invalid="ignore"):  # sets without any mass: infinity on either side
         found = paired_difference(
-            [own[name][measure] for name in names],
-            [other[name][measure] for name in names],
+            [_value(own[name], measure) for name in names],
+            [_value(other[name], measure) for name in names],
             seed=seed,
             weights=[own[name]["num_scored"] for name in names],
         )
@@ -223,11 +234,14 @@ def _change(
 def gain_tables(told: Sequence[Row]) -> list[str]:
     """Return what a controller gains as text: all means, and differences with their intervals."""
     cells = [[row["measure"], str(row["size"])] for row in told]
-    means = [[number(row[fit], 4) for fit in _FITS] for row in told]
+    means = [
+        [text for fit in _FITS for text in (number(row[fit], 4), str(row[f"num_sequences_{fit}"]))]
+        for row in told
+    ]
     changes = [[text for one in _BASELINES for text in _texts(row, one)] for row in told]
     heads = [head for one in _BASELINES for head in (f"own - {one}", "n")]
     tables = (
-        ("means over all steps alike", [*_FITS], means),
+        ("means over all steps alike", [head for fit in _FITS for head in (fit, "n")], means),
         ("differences on the same sequences", heads, changes),
     )
     said = (

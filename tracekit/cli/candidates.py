@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from tracekit.cli.candidate_rows import (
     LEGEND,
     Found,
-    Row,
     at_size,
     brief_table,
     by_cell,
@@ -19,9 +17,9 @@ from tracekit.cli.candidate_rows import (
     gains,
     head_share,
     of_size,
-    read_rows,
 )
 from tracekit.cli.output import WIDTH, number, share_text, table
+from tracekit.cli.results_folder import Row, read_rows, read_run
 from tracekit.schema import (
     ANY,
     BATCH_UNIONS,
@@ -62,17 +60,17 @@ def read_vocab(
     Raises
     ------
     InputError
-        If the results hold no such scheme, size or group.
+        If the results are damaged or of another version, or hold no such scheme, size or group.
     UsageError
         If there is no such scheme at all.
     """
     from tracekit.vocab.scheme import parse_scheme
 
-    asked = parse_scheme(scheme)
+    run, asked = read_run(folder), parse_scheme(scheme)
+    seed = run["seed"]
     named = {"estimator": asked.estimator.text, "controller": asked.control}
     records = _of_group(of_size(_held(folder, named, asked.text), size), group)
     share = head_share(read_rows(folder, HEAD_TIMES))
-    seed = json.loads((folder / "run.json").read_text(encoding="utf-8"))["seed"]
     data: dict[str, Any] = {"scheme": asked.text, "statistics": records, "head_share": share}
     parts = [_title(asked.text, records, group, seed)]
     if asked.controller.adapts and group == ANY:

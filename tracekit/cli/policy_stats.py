@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
+
+from tracekit.cli.results_folder import read_rows, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,20 +28,18 @@ def read_policy(folder: Path, policy: str, group: str) -> tuple[dict[str, Any], 
     Raises
     ------
     InputError
-        If the results hold no such policy at level propagated, or no such group.
+        If they are damaged or of another version, or hold no such policy at level propagated, or no such group.
     """
-    import pyarrow.parquet as pq
-
     from tracekit.cli.token_stats import token_stats_text
     from tracekit.errors import InputError
     from tracekit.measure.token_stats import Statistic
     from tracekit.schema import LOGIT_STATS
 
-    path = folder / f"{LOGIT_STATS.name}.parquet"
-    if not path.exists():
+    seed = read_run(folder)["seed"]
+    rows = read_rows(folder, LOGIT_STATS)
+    if not rows:
         msg = f"{folder} holds no level propagated: simulate with --level propagated."
         raise InputError(msg)
-    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
     text = _canonical(policy, [row["policy"] for row in rows])
     groups = list(dict.fromkeys(row["group"] for row in rows if row["policy"] == text))
     records = [row for row in rows if (row["policy"], row["group"]) == (text, group)]
@@ -51,7 +50,6 @@ def read_policy(folder: Path, policy: str, group: str) -> tuple[dict[str, Any], 
         Statistic(name=row["statistic"], **{name: row[name] for name in _NAMES}) for row in records
     ]
     first, steps = records[0], max(row["num_steps"] for row in records)
-    seed = json.loads((folder / "run.json").read_text(encoding="utf-8"))["seed"]
     where = "" if group == "all" else f", {first['grouping']} {group}"
     title = (
         f"{policy}, kept_frac {first['kept_frac']:.3g}, level propagated{where}: {steps} steps of "

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from tracekit.cli.calibration import calibration_table, trust
 from tracekit.cli.output import range_text
+from tracekit.cli.results_folder import read_rows, read_run
 from tracekit.cli.verdicts import read_verdicts
 from tracekit.schema import (
     ANY,
     CALIBRATION,
     LAYER_SUMMARY,
     RECOMMENDED,
-    RESULTS_VERSION,
     STACKING,
     SUMMARY,
 )
@@ -21,8 +20,6 @@ from tracekit.schema import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from tracekit.schema import Table
 
 _PREDICTED = ("kl_predicted_nats", "kl_corrected_nats")
 _PROPAGATED = ("kl_nats", "nll_pruned", "same_top_frac")
@@ -63,26 +60,14 @@ def read_results(folder: Path, size: int | None = None) -> tuple[dict[str, Any],
     Raises
     ------
     InputError
-        If it is damaged, or no set of that size was tried.
+        If it is damaged or of another version, or no set of that size was tried.
     """
-    from tracekit.errors import InputError
-
-    try:
-        run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        msg = f"{folder / 'run.json'} is damaged ({error}); delete the folder and simulate again."
-        raise InputError(msg) from error
-    if run.get("schema_version") != RESULTS_VERSION:
-        msg = (
-            f"{folder} holds results of version {run.get('schema_version')}, this tracekit reads "
-            f"{RESULTS_VERSION}; run tracekit simulate into a new folder."
-        )
-        raise InputError(msg)
-    summary = _rows(folder, SUMMARY)
+    run = read_run(folder)
+    summary = read_rows(folder, SUMMARY)
     rows = [row for row in summary if row["domain"] == ANY and row["bucket"] == ANY]
     verdicts, told = read_verdicts(folder, size)
-    calibration, stacking = _rows(folder, CALIBRATION), _rows(folder, STACKING)
-    recommended = _rows(folder, RECOMMENDED)
+    calibration, stacking = read_rows(folder, CALIBRATION), read_rows(folder, STACKING)
+    recommended = read_rows(folder, RECOMMENDED)
     parts = [f"{folder}: {len(run['sequences'])} sequences of {run['trace']['path']}"]
     parts += [f"failed {one['cell']}: {one['why']}" for one in run["failed"]]
     parts += [text for kind in _KINDS if (text := _summary(rows, *kind))]
@@ -90,7 +75,7 @@ def read_results(folder: Path, size: int | None = None) -> tuple[dict[str, Any],
     parts += [calibration_table(calibration), trust(calibration)] if calibration else []
     parts += [text for level in _STACKED if (text := _stacking(stacking, level))]
     parts += [_recommended(recommended)] if recommended else []
-    layers = _rows(folder, LAYER_SUMMARY)
+    layers = read_rows(folder, LAYER_SUMMARY)
     parts += [_swept(layers, run.get("fitted"))] if layers else []
     data = {
         "results": str(folder),
@@ -110,17 +95,6 @@ def _swept(rows: list[dict[str, Any]], fitted: str | None) -> str:
     from tracekit.cli.layers import layers_text
 
     return layers_text({name: [row[name] for row in rows] for name in rows[0]}, fitted)
-
-
-def _rows(folder: Path, table: Table) -> list[dict[str, Any]]:
-    """Return the rows of a table; none if it was not written."""
-    import pyarrow.parquet as pq
-
-    path = folder / f"{table.name}.parquet"
-    if not path.exists():
-        return []
-    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    return rows
 
 
 def _summary(

@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING
 from tracekit.cli.candidate_rows import (
     LEGEND,
     Found,
-    Row,
     brief_table,
     by_cell,
     ceiling_text,
     head_share,
     of_size,
-    read_rows,
 )
 from tracekit.cli.output import WIDTH, number, range_text
+from tracekit.cli.results_folder import Row, read_rows
 from tracekit.schema import ANY, CANDIDATE_STATS, HEAD_TIMES, VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-_FEW = "too few sequences"
-
+_FEW = "too few prompts"
 
 _METHODS = ("asked", "others")
 """Fits whose sizes a decoder can have."""
@@ -48,12 +46,9 @@ def read_verdicts(folder: Path, size: int | None = None) -> tuple[list[Row], str
     Raises
     ------
     InputError
-        If no set of that size was tried.
+        If a table is damaged, or no set of that size was tried.
     """
-    rows, stats = (
-        read_rows(folder, VERDICTS),
-        read_rows(folder, CANDIDATE_STATS, grouping=ANY),
-    )
+    rows, stats = read_rows(folder, VERDICTS), read_rows(folder, CANDIDATE_STATS, grouping=ANY)
     if not stats:
         return rows, ""
     times = read_rows(folder, HEAD_TIMES)
@@ -87,7 +82,7 @@ def _timed(times: Sequence[Row], size: int) -> Iterator[str]:
 
 
 def _lines(rows: Sequence[Row], share: float | None) -> Iterator[str]:
-    """Yield verdicts, those on too few sequences together."""
+    """Yield verdicts, those on too few prompts together."""
     for row in rows:
         if row["verdict"] != _FEW:
             yield textwrap.fill(_line(row, share), WIDTH, subsequent_indent="  ")
@@ -106,8 +101,8 @@ def _line(row: Row, share: float | None) -> str:
     best = "" if row["verdict"] in _CHOSEN else "the best is "
     hit = range_text(row["hit_argmax"], row["low"], row["high"], 4)
     return (
-        f"{start}; {best}{_name(row)} at {row['size']}: hit_argmax {hit} on n = {row['n']} that "
-        f"judge, {number(row['hit_choosing'], 4)} on n = {row['n_choosing']} that choose, cost_frac "
+        f"{start}; {best}{_name(row)} at {row['size']}: hit_argmax {hit} on n = {row['n']} "
+        f"prompts that judge, {number(row['hit_choosing'], 4)} on n = {row['n_choosing']} that choose, cost_frac "
         f"{number(row['cost_frac'])}, ceiling {ceiling_text(share, row['cost_frac'])}."
     )
 
@@ -132,4 +127,4 @@ def _brief(found: Found) -> str:
         scheme = parse_scheme(text)
     except UsageError:
         return text  # of a package that is not installed here
-    return scheme.short if scheme.estimator.causal else f"{scheme.short} (bound)"
+    return scheme.short if scheme.is_method else f"{scheme.short} (bound)"

@@ -41,6 +41,27 @@ class Leaders:
         """Clusters so far."""
         return self._num_clusters
 
+    def nearest(self, vector_E: np.ndarray) -> np.ndarray:
+        """Return the mean of the cluster nearest to a vector that is not taken in.
+
+        The nearest is that of the largest cosine of c_j - m and x - m, m the mean of the vectors so
+        far without x; ties go to the older cluster, and there is no threshold.
+
+        Parameters
+        ----------
+        vector_E
+            float64 [E].
+
+        Returns
+        -------
+        ndarray
+            float64 [E], a copy; NaN before the first vector.
+        """
+        if not self._num_clusters:
+            return np.full_like(self._centre_E, np.nan)
+        mean_E: np.ndarray = self._mean_JE[self._cosines(vector_E).argmax()].copy()
+        return mean_E
+
     def join(self, vector_E: np.ndarray) -> np.ndarray:
         """Take in a vector and return the mean of the cluster that it is now in.
 
@@ -56,24 +77,29 @@ class Leaders:
         """
         self._num_seen += 1
         self._centre_E += (vector_E - self._centre_E) / self._num_seen
-        cluster = self._nearest(vector_E)
+        cluster = self._joined(vector_E)
         self._num_members_J[cluster] += 1
         weight = max(1 / self._num_members_J[cluster], self._decay)
         self._mean_JE[cluster] += weight * (vector_E - self._mean_JE[cluster])
         mean_E: np.ndarray = self._mean_JE[cluster].copy()
         return mean_E
 
-    def _nearest(self, vector_E: np.ndarray) -> int:
+    def _joined(self, vector_E: np.ndarray) -> int:
         """Return the cluster that a vector joins, a new one if need be."""
+        cosine_J = self._cosines(vector_E)
+        if self._num_clusters and cosine_J.max() >= self._threshold:
+            return int(cosine_J.argmax())
+        return self._begun()
+
+    def _cosines(self, vector_E: np.ndarray) -> np.ndarray:
+        """Return the cosine of each cluster's mean and a vector, both seen from the centre."""
         toward_E = vector_E - self._centre_E
         toward_JE = self._mean_JE[: self._num_clusters] - self._centre_E
         length_J = np.sqrt(np.einsum("je,je->j", toward_JE, toward_JE) * (toward_E @ toward_E))
         # What lies on the centre has no direction and belongs to any.
         cosine_J = np.ones(self._num_clusters)
         np.divide(toward_JE @ toward_E, length_J, out=cosine_J, where=length_J > 0)
-        if self._num_clusters and cosine_J.max() >= self._threshold:
-            return int(cosine_J.argmax())
-        return self._begun()
+        return cosine_J
 
     def _begun(self) -> int:
         """Return a new cluster, still empty."""

@@ -57,7 +57,7 @@ class Answer:
 
 def kv_answer(results: Results) -> Answer:
     """Return which policy needs the smallest kept fraction, by the bound on output error."""
-    curves = results.policies("output_error").values()
+    curves = results.methods("kv", "output_error").values()
     passed = _passed(curves, _is_small)
     failed = sorted(_failed(curves, _is_small), key=lambda point: point.mean)
     findings = [(point.family, _kept(point)) for point in passed]
@@ -80,7 +80,7 @@ def kv_answer(results: Results) -> Answer:
 
 def vocab_answer(results: Results) -> Answer:
     """Return which estimator reads the least, by the bound on the top token."""
-    curves = results.curves("vocab", "hit_argmax").values()
+    curves = results.methods("vocab", "hit_argmax").values()
     cost = results.means("vocab", "cost_frac")
     passed = sorted(_passed(curves, _is_hit), key=lambda point: cost.get(point.cell, math.inf))
     failed = sorted(_failed(curves, _is_hit), key=lambda point: -point.mean)
@@ -92,8 +92,10 @@ def vocab_answer(results: Results) -> Answer:
         findings=tuple(findings),
         rule=(
             "Rule: the smallest measured number of candidates from which on the most likely token "
-            f"is among them in at least {_HITS} of steps; least bytes read first. In brackets: "
-            "95 % bootstrap interval over n sequences."
+            f"is among them in at least {_HITS} of steps, the interval included; least bytes read "
+            "first. In brackets: 95 % bootstrap interval over n sequences. Bounds are left out, and "
+            "what reads the full head's logits of earlier steps, which a decoder that prunes does "
+            "not have."
         ),
         cautions=("A token that is no candidate cannot be sampled: see the probability covered.",),
     )
@@ -104,7 +106,7 @@ def _is_small(point: Point) -> bool:
 
 
 def _is_hit(point: Point) -> bool:
-    return point.mean >= HIT_BOUND
+    return (point.mean if math.isnan(point.low) else point.low) >= HIT_BOUND
 
 
 def _smallest(curve: list[Point], passes: Callable[[Point], bool]) -> Point | None:
@@ -213,7 +215,7 @@ def _domain_sentences(results: Results) -> list[str]:
     names = results.domains("kv")
     sentences = []
     for name in names:
-        curves = results.policies("output_error", domain=name).values()
+        curves = results.methods("kv", "output_error", domain=name).values()
         if max((point.n for curve in curves for point in curve), default=0) < DOMAIN_SEQUENCES:
             continue
         passed = _passed(curves, _is_small)

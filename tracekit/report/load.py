@@ -142,11 +142,11 @@ class Results:
             return {name: curve for name, curve in curves.items() if curve[0].x < _WHOLE}
         return curves
 
-    def policies(self, measure: str, *, domain: str = ANY) -> dict[str, list[Point]]:
-        """Return the KV curves of what a decoder can do: bounds are never recommended."""
-        kv = self.summary[self.summary["question"] == "kv"]
-        bounds = set(kv.loc[~kv["causal"].astype(bool), "family"])
-        curves = self.curves("kv", measure, domain=domain)
+    def methods(self, question: str, measure: str, *, domain: str = ANY) -> dict[str, list[Point]]:
+        """Return the curves of what a decoder can do: bounds are never recommended."""
+        rows = self.summary[self.summary["question"] == question]
+        bounds = set(rows.loc[~rows["causal"].astype(bool), "family"])
+        curves = self.curves(question, measure, domain=domain)
         return {name: curve for name, curve in curves.items() if name not in bounds}
 
     def means(self, question: str, measure: str) -> dict[tuple[str, str], float]:

@@ -52,7 +52,7 @@ VOCAB = (
     "lowrank",
     "anchors",
     "topic",
-    "neighbours:n=0+screened+previous",
+    "neighbours:n=0+clustered+screened",
     "neighbours:n=0+clustered@fallback",
     "previous@rate",
 )

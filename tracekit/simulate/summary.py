@@ -109,12 +109,13 @@ def summarise(kv: pd.DataFrame, vocab: pd.DataFrame, *, seed: int) -> dict[str, 
     by = ["estimator", "controller", "fit", "size"]
     for (*scheme, _), frame in vocab.groupby(by, observed=True, sort=False):
         text, size = scheme_name(*map(str, scheme)), float(frame["size"].iloc[0])
+        parsed = parse_scheme(text)
         shared = {
             "question": "vocab",
-            "family": parse_scheme(text).short,
+            "family": parsed.short,
             "name": text,
             "level": "local",
-            "causal": None,
+            "causal": parsed.is_method,
             "x_name": "size",
             "x": size,
             "target": size,

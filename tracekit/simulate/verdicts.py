@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tracekit.simulate.prompt_halves import Halves
 from tracekit.simulate.quotients import quotients
 from tracekit.simulate.step_groups import OF_SEQUENCES, step_groups
+from tracekit.simulate.summary import scheme_name
 from tracekit.simulate.tries import CELL
 from tracekit.vocab.budget import ASKED, OTHERS
 from tracekit.vocab.scheme import parse_scheme
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
 LEVELS = (0.99, 0.999)
 """Shares of steps whose most likely token is to be a candidate."""
 
-HALF_SEQUENCES = 4
-"""Fewer sequences of a domain in a half, of 8 in all, have no verdict."""
+HALF_PROMPTS = 4
+"""Fewer prompts of a domain in a half, of 8 in all, have no verdict."""
 
 KEPT, UNKEPT, UNSUITED = "kept", "not kept on the other half", "not suitable"
-FEW_SEQUENCES, FEW_STEPS = "too few sequences", "not enough steps"
+FEW_PROMPTS, FEW_STEPS = "too few prompts", "not enough steps"
 NOTHING = "nothing to judge"
 
 _OF_CHOOSING = {"n_choosing": "n", "hit_choosing": "hit_argmax", "low_choosing": "low"}
@@ -37,7 +39,7 @@ _OF_CHOOSING = {"n_choosing": "n", "hit_choosing": "hit_argmax", "low_choosing":
 
 @dataclass(frozen=True, eq=False)
 class _Half:
-    """What the cells did on one half of the sequences of a domain, arrays [C]."""
+    """What the cells did on one half of the prompts of a domain, arrays [C]; n counts prompts."""
 
     hit_argmax: np.ndarray
     low: np.ndarray
@@ -83,24 +85,32 @@ def verdicts(tries: Tries, vocab: pd.DataFrame, *, seed: int) -> dict[str, Any]:
     vocab
         Rows of ``schema.VOCAB_RESULTS``, for costs; their order is that of the sequences.
     seed
-        Of the resampling of sequences.
+        Of the resampling of prompts.
 
     Returns
     -------
     dict
-        All domains together, then each, at 99 % and 99.9 %. In each domain the prompts go to two
-        halves in turn, with all their samples: the first, third ... choose, the others judge. A set
-        keeps a level on a half if the lower end of the interval of its hits there is at or above
-        it, and it reads less than the full head. The cheapest that does where is chosen is named,
-        and ``kept`` if it does where is judged; if none does, the one with the most hits is named.
-        Numbers are those of the half that judges. Bounds that no decoder reaches, and sizes fitted
-        on the sequence itself, are never named. Below 4 sequences in a half, and below the steps
-        that the level takes in the half that judges, there is no verdict.
+        All domains together, then each, at 99 % and 99.9 %. Prompts go to two halves in turn, one
+        domain after the other: the first, third ... of all choose, the others judge. A set keeps a
+        level on a half if the lower end of the interval of its hits there is at or above it, and it
+        reads less than the full head. The cheapest that does where is chosen is named, and ``kept``
+        if it does where is judged; if none does, the one with the most hits where is chosen is
+        named, or where is judged if no prompt of the domain chooses. Numbers are those of the half
+        that judges. What no decoder that prunes at every step could do (``Scheme.is_method``), and
+        sizes fitted on the sequence itself, are never named. Below 4 prompts in a half, and below
+        the steps in a half that the level takes without a miss, there is no verdict.
 
     Notes
     -----
-    The cheapest of many is near the level by luck more often than not, which the sequences that
-    chose it cannot tell. A domain of one prompt only chooses, in all domains together too.
+    The samples of one prompt and the windows of one text (``NAME#0``, ``NAME#1``) are too much alike
+    to count apart: their steps are summed, and prompts are halved, resampled and counted.
+
+    Where nothing was missed each resample is 1 and the bootstrap knows nothing: there the lower end
+    is at most 1 - 3 / steps of that half, by the rule of three, as if steps were independent.
+
+    The cheapest of many is near the level by luck more often than not, which the prompts that chose
+    it cannot tell. The halves go on from one domain to the next, so that all domains together are
+    halved evenly too; a domain of one prompt may choose or judge, and has no verdict.
     """
     rows = [_verdict(domain, level) for domain in _domains(tries, vocab, seed) for level in LEVELS]
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
@@ -108,46 +118,37 @@ def verdicts(tries: Tries, vocab: pd.DataFrame, *, seed: int) -> dict[str, Any]:
 
 def _domains(tries: Tries, vocab: pd.DataFrame, seed: int) -> Iterator[_Domain]:
     """Yield all steps, then those of each domain."""
-    cells = tries.cells
-    causal = {one: parse_scheme(one).estimator.causal for one in cells["estimator"].unique()}
-    named_C = (
-        cells["estimator"].map(causal).to_numpy(dtype=bool)
-        & cells["fit"].isin([ASKED, OTHERS]).to_numpy()
-    )
-    half_H1N = np.arange(2)[:, None] == _half(tries, vocab["sequence_id"])
+    named_C = _named(tries.cells)
+    halves_of = Halves.of(tries, vocab["sequence_id"])
     costs_C1N = tries.of_sequences(vocab, "cost_frac")[:, None]
     columns_X = (np.ones(len(tries.cell_X)), tries.columns["hit_argmax"], tries.columns["set_size"])
     for grouping in step_groups(tries.steps):
         if grouping.name not in OF_SEQUENCES:
             continue
-        steps, hits, sizes = (
-            tries.sums(grouping, one_X) * half_H1N[:, None, None] for one_X in columns_X
-        )
+        steps, hits, sizes = (tries.sums(grouping, one_X) for one_X in columns_X)
+        steps, costs, hits, sizes = map(halves_of.sums, (steps, steps * costs_C1N, hits, sizes))
         found, num_HCG = quotients(hits, steps, seed=seed), steps.sum(-1)
-        with np.errstate(invalid="ignore"):  # cells that were not tried on a half
-            cost_HCG, size_HCG = (one.sum(-1) / num_HCG for one in (steps * costs_C1N, sizes))
-        values = (found.value, found.low, found.high, found.n, num_HCG, cost_HCG, size_HCG)
+        with np.errstate(divide="ignore", invalid="ignore"):  # cells that were not tried on a half
+            cost_HCG, size_HCG = (one.sum(-1) / num_HCG for one in (costs, sizes))
+            sure_HCG = np.minimum(found.low, 1 - 3 / num_HCG)
+        low_HCG = np.where(hits.sum(-1) == num_HCG, sure_HCG, found.low)
+        values = (found.value, low_HCG, found.high, found.n, num_HCG, cost_HCG, size_HCG)
         for group, name in enumerate(grouping.groups):
             there_C = named_C & (num_HCG[:, :, group].sum(0) > 0)
             halves = (_Half(*(one[half, there_C, group] for one in values)) for half in (0, 1))
-            yield _Domain(name, cells[there_C], *halves)
+            yield _Domain(name, tries.cells[there_C], *halves)
 
 
-def _half(tries: Tries, sequence_id: pd.Series[Any]) -> np.ndarray:
-    """Return the half of each sequence, int64 [N]: 0 chooses, 1 judges.
-
-    Prompts go to the halves in turn, one domain after the other, so that all of them together are
-    halved as each domain is. Samples of one prompt stay together: they are too much alike to judge
-    each other.
-    """
-    firsts = tries.steps.drop_duplicates("sequence_id").astype({"sequence_id": str, "domain": str})
-    domains = dict(zip(firsts["sequence_id"], firsts["domain"], strict=True))
-    names = [name for name in sequence_id.astype(str).unique() if name in domains]
-    half: dict[str, int] = {}
-    for name in sorted(names, key=domains.__getitem__):
-        prompt = name.rsplit("#", 1)[0]
-        half.setdefault(prompt, len(half) % 2)
-    return np.array([half.get(name.rsplit("#", 1)[0], 0) for name in tries.sequences])
+def _named(cells: pd.DataFrame) -> np.ndarray:
+    """Return which cells may be named, bool [C]: methods with sizes that a decoder can have."""
+    schemes = [
+        scheme_name(estimator, controller, ASKED)
+        for estimator, controller in zip(cells["estimator"], cells["controller"], strict=True)
+    ]
+    is_method = {text: parse_scheme(text).is_method for text in set(schemes)}
+    named_C: np.ndarray = np.array([is_method[text] for text in schemes], dtype=bool)
+    named_C &= cells["fit"].isin([ASKED, OTHERS]).to_numpy()
+    return named_C
 
 
 def _verdict(domain: _Domain, level: float) -> dict[str, Any]:
@@ -166,29 +167,43 @@ def _verdict(domain: _Domain, level: float) -> dict[str, Any]:
 def _chosen(domain: _Domain, level: float) -> tuple[int, str, str]:
     """Return the cell that is named, the verdict on it, and why."""
     choosing, judging, needed = domain.choosing, domain.judging, steps_needed(level)
-    able = (choosing.n >= HALF_SEQUENCES) & (judging.n >= HALF_SEQUENCES)
-    shown = able & (judging.num_steps >= needed)
+    able = np.minimum(choosing.n, judging.n) >= HALF_PROMPTS
+    shown = able & (np.minimum(choosing.num_steps, judging.num_steps) >= needed)
     kept = _cheapest(domain, np.flatnonzero(shown & choosing.keeps(level)))
     if kept is not None:
-        why = (
-            f"the lower end of the interval is {choosing.low[kept]:.5g} on the "
-            f"{choosing.n[kept]} sequences that chose it and {judging.low[kept]:.5g} on the "
-            f"{judging.n[kept]} that judge it, where it reads {judging.cost_frac[kept]:.3g} of the "
-            "full head"
-        )
-        return kept, KEPT if judging.keeps(level)[kept] else UNKEPT, why
+        return kept, KEPT if judging.keeps(level)[kept] else UNKEPT, _why(domain, kept)
     if not able.any():
         sizes = f"{choosing.n.max()} choose and {judging.n.max()} judge"
-        verdict, why = FEW_SEQUENCES, f"{sizes}, {HALF_SEQUENCES} each needed"
+        verdict, why = FEW_PROMPTS, f"{sizes}, {HALF_PROMPTS} each needed"
     elif not shown.any():
-        most = int(judging.num_steps[able].max())
-        verdict, why = FEW_STEPS, f"{most} that judge, {needed} without a miss needed"
+        most = (int(half.num_steps[able].max()) for half in (choosing, judging))
+        verdict = FEW_STEPS
+        why = "{} choose and {} judge, {} each needed without a miss".format(*most, needed)
     else:
         verdict = UNSUITED
         why = (
             f"nothing keeps {100 * level:g} % for less than the full head on the half that chooses"
         )
-    return _best(choosing), verdict, why
+    return _best(domain), verdict, why
+
+
+def _why(domain: _Domain, place: int) -> str:
+    """Return the evidence on a cell that kept the level where it was chosen."""
+    ends = (
+        f"{half.low[place]:.5g}{_sure(half, place)} on the {half.n[place]} prompts that {did} it"
+        for half, did in ((domain.choosing, "chose"), (domain.judging, "judge"))
+    )
+    return (
+        f"the lower end of the interval is {' and '.join(ends)}, where it reads "
+        f"{domain.judging.cost_frac[place]:.3g} of the full head"
+    )
+
+
+def _sure(half: _Half, place: int) -> str:
+    """Return, where nothing was missed, what the lower end goes by."""
+    if half.hit_argmax[place] < 1:
+        return ""
+    return f" (1 - 3 / {half.num_steps[place]:.0f} steps, none missed)"
 
 
 def _row(domain: _Domain, place: int) -> dict[str, Any]:
@@ -209,8 +224,13 @@ def _cheapest(domain: _Domain, able: np.ndarray) -> int | None:
     return int(able[np.lexsort((size[able], cost_frac[able]))[0]])
 
 
-def _best(half: _Half) -> int:
-    """Return the cell with the most hits of those that read less than the full head, if there are."""
-    cheap = half.cost_frac < 1
-    able = np.flatnonzero(cheap if cheap.any() else np.ones_like(cheap))
+def _best(domain: _Domain) -> int:
+    """Return the cell with the most hits of those that read less than the full head, if there are.
+
+    What counts is the half that chooses; where that is empty, the one that judges.
+    """
+    half = domain.choosing if domain.choosing.n.any() else domain.judging
+    tried = half.n > 0
+    cheap = tried & (half.cost_frac < 1)
+    able = np.flatnonzero(cheap if cheap.any() else tried)
     return int(able[np.lexsort((half.cost_frac[able], -half.hit_argmax[able]))[0]])

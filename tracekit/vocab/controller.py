@@ -75,6 +75,8 @@ class Controller(ABC):
     name: ClassVar[str]
     adapts: ClassVar[bool] = True
     """Whether sets differ in size from step to step."""
+    reads_head: ClassVar[bool] = True
+    """Whether it reads the full head's logits of earlier steps, not hidden states alone."""
 
     def __post_init__(self) -> None:
         check_numbers(self, self.text)

@@ -57,6 +57,21 @@ class Scheme:
         return self.controller.adapts or any(one.needs.others for one in self.estimator.parts)
 
     @property
+    def is_open_loop(self) -> bool:
+        """Whether it reads what the full head gave at earlier steps.
+
+        A decoder that prunes at every step does not have that: it would have to go by its candidates'
+        logits, and what they miss would be missed again.
+        """
+        reads = self.controller.adapts and self.controller.reads_head
+        return reads or any(one.needs.previous for one in self.estimator.parts)
+
+    @property
+    def is_method(self) -> bool:
+        """Whether a decoder could prune so at every step; all else is a bound."""
+        return self.estimator.causal and not self.is_open_loop
+
+    @property
     def control(self) -> str:
         """Text of what sets the sizes and falls back: ``fixed``, ``rate:gain=4``."""
         check = "" if self.check is None else f"@{self.check.text}"

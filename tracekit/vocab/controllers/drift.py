@@ -55,6 +55,7 @@ class Drift(Controller):
     """
 
     name: ClassVar[str] = "drift"
+    reads_head: ClassVar[bool] = False
     window: int = 4
     gain: float = 1.0
 

@@ -26,6 +26,7 @@ class Fixed(Controller):
 
     name: ClassVar[str] = "fixed"
     adapts: ClassVar[bool] = False
+    reads_head: ClassVar[bool] = False
 
     def start(self) -> Tracker:
         """Return a state that never changes."""

@@ -24,8 +24,9 @@ class Frequency(CausalEstimator):
 
     FR-Spec (Zhao et al. 2025, arXiv:2502.14856, section 3) counts a large corpus, VocabTrim
     (arXiv:2506.22694) what the model itself writes; these counts come from what the trace holds of
-    other prompts. What the source did not hold follows by its count in all of them; then by lower
-    id.
+    other prompts. What the source did not hold follows by its count in all of them, equal counts go
+    by lower id. The list ends where the counts do: a token that no other prompt holds is no
+    candidate.
 
     Parameters
     ----------
@@ -45,8 +46,8 @@ class Frequency(CausalEstimator):
     def ranking(self, view: View, limit: int) -> torch.Tensor:
         """Return the same ids for all steps."""
         others = view.others
-        ids_V = others.fitted(("frequency", self.source), lambda: self._order(others))
-        return ids_V[:limit].expand(view.num_steps, -1)
+        ids_K = others.fitted(("frequency", self.source), lambda: self._order(others))
+        return ids_K[:limit].expand(view.num_steps, -1)
 
     def cost(self, view: View, size: int) -> Cost:
         """Return nothing: the rows of a fixed list can be stored side by side, in its order."""
@@ -54,7 +55,7 @@ class Frequency(CausalEstimator):
         return Cost()
 
     def _order(self, others: Others) -> torch.Tensor:
-        """Return all ids by the source's counts, then by those of everything."""
+        """Return the ids that came at all by the source's counts, then by those of everything."""
 
         def counted(text: Text) -> torch.Tensor:
             keeps_T = {
@@ -65,6 +66,6 @@ class Frequency(CausalEstimator):
             }
             return text.token_ids_T[keeps_T[self.source]]
 
-        order_V = others.counts(lambda text: text.token_ids_T).argsort(descending=True, stable=True)
-        counts_V = others.counts(counted)[order_V]
-        return order_V[counts_V.argsort(descending=True, stable=True)]
+        all_V = others.counts(lambda text: text.token_ids_T)
+        seen_K = all_V.argsort(descending=True, stable=True)[: int(all_V.count_nonzero())]
+        return seen_K[others.counts(counted)[seen_K].argsort(descending=True, stable=True)]

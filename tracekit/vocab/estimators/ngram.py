@@ -29,13 +29,14 @@ ID_BYTES, COUNT_BYTES = 4, 4
 @ESTIMATORS.register("ngram")
 @dataclass(frozen=True)
 class Ngram(CausalEstimator):
-    """Stupid back-off (Brants et al. 2007, EMNLP, section 4), counted in the other prompts.
+    """Stupid back-off over n-grams counted in the other prompts.
 
-    A token's score is count(suffix, token) / count(suffix) for the longest suffix of the text so far
+    After Brants et al. 2007 (EMNLP, Large Language Models in Machine Translation, section 4). A
+    token's score is count(suffix, token) / count(suffix) for the longest suffix of the text so far
     that it followed there, times 0.4 for each token by which that one is shorter than the longest
     that was found; of no suffix at all, its share of all tokens. So a frequent follower of two
-    tokens can pass a rare one of three. Equal scores go by the longer suffix, then by the lower id;
-    all tokens of the vocabulary get a place.
+    tokens can pass a rare one of three. Equal scores go by the longer suffix, then by the lower id.
+    The ranking ends where the counts do: a token that no other prompt holds is no candidate.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ class Ngram(CausalEstimator):
     def cost(self, view: View, size: int) -> Cost:
         """Return the ids of the suffixes, all their followers with counts, and the candidates' ids."""
         suffixes = self.longest * (self.longest + 1) // 2
-        ids = suffixes + min(size, view.head_spec.num_rows)
+        ids = suffixes + min(size, len(view.memory["ngrams"].seen_K))
         followers = view.memory["num_read"] * (ID_BYTES + COUNT_BYTES)
         return Cost(bytes=ID_BYTES * ids + followers)
 
@@ -101,15 +102,17 @@ class _Ngrams:
         By distance, the token before each place; -1 where its text had not begun. int64 [X] each.
     follower_X
         The token at each place.
-    order_V, share_V
-        All tokens by count, then by id, and the share that each is of all tokens.
+    seen_K
+        Tokens that came, by falling count, then by id.
+    share_V
+        Share that each token of the vocabulary is of all that came.
     memo
         Followers by the places that they were counted at.
     """
 
     before: tuple[np.ndarray, ...]
     follower_X: np.ndarray
-    order_V: np.ndarray
+    seen_K: np.ndarray
     share_V: np.ndarray
     memo: Memo
 
@@ -122,11 +125,10 @@ class _Ngrams:
         place_XN = np.concatenate([none, *windows])
         place_XN = place_XN[np.lexsort(place_XN[:, :-1].T)]
         count_V = np.bincount(place_XN[:, -1], minlength=others.corpus.num_rows)
-        order_V = np.argsort(-count_V, kind="stable")
         return cls(
             before=tuple(place_XN[:, longest - 1 - n].copy() for n in range(longest)),
             follower_X=place_XN[:, -1].copy(),
-            order_V=order_V,
+            seen_K=np.argsort(-count_V, kind="stable")[: np.count_nonzero(count_V)],
             share_V=count_V / max(1, len(place_XN)),
             memo=Memo(),
         )
@@ -144,8 +146,8 @@ class _Ngrams:
         return found
 
     def ranked(self, found: Sequence[_Followers], limit: int) -> np.ndarray:
-        """Return the tokens of highest score, int64 [K]."""
-        is_new_V = np.ones(len(self.order_V), dtype=bool)
+        """Return the tokens of highest score, int64 [K]: as many as came, if not limited."""
+        is_new_V = np.ones(len(self.share_V), dtype=bool)
         id_parts, score_parts = [], []
         for shorter, some in enumerate(found):
             is_new_X = is_new_V[some.id_X]
@@ -153,7 +155,7 @@ class _Ngrams:
             score_parts.append(BACKOFF**shorter * some.share_X[is_new_X])
             is_new_V[some.id_X] = False
         # Of the rest, no more than the limit can be asked for behind what stands out of order.
-        rest_K = self.order_V[: limit + len(is_new_V) - int(is_new_V.sum())]
+        rest_K = self.seen_K[: limit + len(is_new_V) - int(is_new_V.sum())]
         rest_K = rest_K[is_new_V[rest_K]]
         id_K = np.concatenate([*id_parts, rest_K])
         score_K = np.concatenate([*score_parts, BACKOFF ** len(found) * self.share_V[rest_K]])
