@@ -71,5 +71,7 @@ def test_states_that_are_no_numbers_are_named(
     blocks["query"].data[:, -1] = float("nan")
     monkeypatch.setattr(Trace, "attention_inputs", lambda *_: blocks)
     recorded = read_sequence(trace, text, cast("Any", None))
-    with pytest.raises(InputError, match=r"the query states of layer 1 of a\.txt.* NaN or infinity"):
+    with pytest.raises(
+        InputError, match=r"the query states of layer 1 of a\.txt.* NaN or infinity"
+    ):
         recorded.attention(1, torch.tensor([2]))

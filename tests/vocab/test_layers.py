@@ -35,7 +35,7 @@ def test_a_text_names_layers_of_a_model_of_six(text: str, wanted: list[int]) -> 
     [
         "",
         "some",
-        "-1",
+        "--1",
         "1-",
         "1-2-3",
         "last",
@@ -53,7 +53,7 @@ def test_a_text_that_names_none_says_how_to_write_them(text: str) -> None:
         LayerChoice.parse(text)
 
 
-@pytest.mark.parametrize("text", ["6", "2-6", "3-1"])
+@pytest.mark.parametrize("text", ["6", "2-6", "9-9"])
 def test_layers_that_the_model_does_not_have_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=f"layers={text}: the model has layers 0 to 5"):
         LayerChoice.parse(text).numbers(6)
@@ -68,3 +68,9 @@ def test_heads_are_those_named_or_all_of_a_layer() -> None:
 def test_a_head_that_the_layer_does_not_have_is_refused() -> None:
     with pytest.raises(UsageError, match=r"layers=4.3: layer 4 has heads 0 to 2"):
         LayerChoice.parse("4.3").heads(4, 6, 3)
+
+
+def test_the_last_layer_has_a_short_name_and_a_range_goes_up() -> None:
+    assert LayerChoice.parse("-1").numbers(6) == (5,)
+    with pytest.raises(UsageError, match="write the lower number first"):
+        LayerChoice.parse("3-1").numbers(6)

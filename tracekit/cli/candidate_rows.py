@@ -147,7 +147,8 @@ def _numbers(found: Found, share: float | None) -> list[str]:
 
 
 LEGEND = (
-    "hit_argmax: the most likely token is a candidate; mass: the candidates' probability m, draft "
+    "(bound): reads the step's own logits, or what the full head gave at earlier steps, which a "
+    "decoder that prunes does not have; hit_argmax: the most likely token is a candidate; mass: the candidates' probability m, draft "
     "acceptance; bytes: cost_frac, what is read over what the full head reads; "
     f"full: steps at which it was run after all; {CEILING}"
 )

@@ -25,8 +25,8 @@ class Previous(CausalEstimator):
     Every run of the head puts its ``top`` tokens in front of the pool, best first, and takes out
     their older entries; the pool grows up to the size asked. After MicroSpec's in-context
     vocabulary (arXiv:2605.26444), whose construction this does not claim to be. The earlier steps'
-    tokens are those of their full logits; behind a pruned head they would be those of its
-    candidates.
+    tokens are those of their full logits: a bound, since behind a pruned head they would be those of
+    its candidates, and a token once missed would be missed again.
 
     Parameters
     ----------
