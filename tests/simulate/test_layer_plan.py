@@ -96,6 +96,6 @@ def test_an_amount_that_is_none_is_refused() -> None:
 def test_a_sweep_alone_is_all_that_runs() -> None:
     plan = make_plan(sweep=make_sweep(["rows:0.1"]))
     assert not plan.families
-    assert not plan.estimators
+    assert not plan.schemes
     assert not plan.attention
     assert plan.to_json()["rules"] == ["rows:0.1,at=prompt"]
