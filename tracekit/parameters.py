@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from tracekit.errors import UsageError
 from tracekit.registry import unknown
@@ -117,8 +117,23 @@ def short_text_of(part: Any) -> str:
     return _text([(one.name, value) for one, value in pairs if value != one.default])
 
 
-def named(name: str, parameters: str) -> str:
-    """Return a name with its parameters as text, if it has any: ``lowrank:rank=64``."""
+class Named:
+    """Base of frozen dataclasses that a text names with their parameters."""
+
+    name: ClassVar[str]
+
+    @property
+    def text(self) -> str:
+        """Canonical text, the identity: ``lowrank:rank=64``."""
+        return _named(self.name, text_of(self))
+
+    @property
+    def short(self) -> str:
+        """Text without what is so by default."""
+        return _named(self.name, short_text_of(self))
+
+
+def _named(name: str, parameters: str) -> str:
     return f"{name}:{parameters}" if parameters else name
 
 

@@ -148,7 +148,7 @@ def test_other_prompts_without_a_step_are_refused() -> None:
     case = make_case(10)
     empty = torch.tensor([], dtype=torch.int64)
     rest = tuple(one.but(scored_S=empty) for one in case.rest)
-    with pytest.raises(InputError, match="no step of other prompts"):
+    with pytest.raises(InputError, match="no other prompt has a decoded step"):
         case.but(rest=rest).candidates(Screened(), 23)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from tracekit.parameters import named, short_text_of, text_of
+from tracekit.parameters import Named
 from tracekit.registry import Registry
 from tracekit.vocab.view import Needs
 
@@ -42,24 +42,12 @@ class Scored:
     logsumexp_SN: torch.Tensor
 
 
-class Check(ABC):
+class Check(Named, ABC):
     """Base of all checks: frozen dataclasses of parameters.
 
     A decoder runs the head on the candidates, then the check; where that is not sure, it runs the
     rest of the head too, and the step is exact.
     """
-
-    name: ClassVar[str]
-
-    @property
-    def text(self) -> str:
-        """Canonical text: ``fallback:confidence=0.5``."""
-        return named(self.name, text_of(self))
-
-    @property
-    def short(self) -> str:
-        """Text without what is so by default."""
-        return named(self.name, short_text_of(self))
 
     @property
     def needs(self) -> Needs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from tracekit.errors import TracekitError
-from tracekit.parameters import check_numbers, named, short_text_of, text_of
+from tracekit.parameters import Named, check_numbers
 from tracekit.registry import Registry
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def bounded_exp(power: float) -> float:
     return math.exp(np.clip(power, -LARGEST_POWER, LARGEST_POWER))
 
 
-class Controller(ABC):
+class Controller(Named, ABC):
     """Base of all controllers: frozen dataclasses of parameters.
 
     Raises
@@ -72,7 +72,6 @@ class Controller(ABC):
         If a whole number is below 1, or another number below 0 or not finite.
     """
 
-    name: ClassVar[str]
     adapts: ClassVar[bool] = True
     """Whether sets differ in size from step to step."""
     reads_head: ClassVar[bool] = True
@@ -80,16 +79,6 @@ class Controller(ABC):
 
     def __post_init__(self) -> None:
         check_numbers(self, self.text)
-
-    @property
-    def text(self) -> str:
-        """Canonical text: ``rate:gain=1``."""
-        return named(self.name, text_of(self))
-
-    @property
-    def short(self) -> str:
-        """Text without what is so by default."""
-        return named(self.name, short_text_of(self))
 
     @abstractmethod
     def start(self) -> Tracker:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tracekit.parameters import check_numbers, make, named, short_text_of, split, text_of
+from tracekit.parameters import Named, check_numbers, make, split
 from tracekit.registry import Registry
 from tracekit.vocab.view import Needs, View
 
@@ -38,7 +38,7 @@ class Cost:
         return Cost(self.macs * factor, self.bytes * factor)
 
 
-class Estimator(ABC):
+class Estimator(Named, ABC):
     """Base of all estimators: frozen dataclasses of parameters.
 
     Subclass ``CausalEstimator`` for a method and ``HindsightEstimator`` for a bound.
@@ -49,22 +49,11 @@ class Estimator(ABC):
         If a whole-number parameter is below ``least``, or another number below 0 or not finite.
     """
 
-    name: ClassVar[str]
     causal: ClassVar[bool]
     least: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_numbers(self, self.text, self.least)
-
-    @property
-    def text(self) -> str:
-        """Canonical text, the estimator's identity: ``lowrank:rank=64``."""
-        return named(self.name, text_of(self))
-
-    @property
-    def short(self) -> str:
-        """Text without what is so by default."""
-        return named(self.name, short_text_of(self))
 
     @property
     def parts(self) -> tuple[Estimator, ...]:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from tracekit.errors import InputError, UsageError
+from tracekit.errors import UsageError
 from tracekit.measure.clusters import cluster_rows
 from tracekit.vocab.estimator import ESTIMATORS, CausalEstimator, Cost
+from tracekit.vocab.others import example_rows
 from tracekit.vocab.view import Needs
 
 if TYPE_CHECKING:
     from tracekit.measure.head import Head
-    from tracekit.vocab.others import Others
     from tracekit.vocab.view import View
 
 ID_BYTES = 4
@@ -126,14 +126,5 @@ class Screened(CausalEstimator):
         others, head = view.others, view.head
         return others.fitted_by_fold(
             (self.name, self.clusters, self.seed),
-            lambda: Screen.fit(head, _states(others), self.clusters, self.seed),
+            lambda: Screen.fit(head, example_rows(others)[0], self.clusters, self.seed),
         )
-
-
-def _states(others: Others) -> torch.Tensor:
-    """Return the contexts that are learned from, [X, E]."""
-    states = [hidden_XE for hidden_XE, _ in others.examples()]
-    if not states:
-        msg = "no step of other prompts can be learned from: record prompts that decode tokens."
-        raise InputError(msg)
-    return torch.cat(states)
