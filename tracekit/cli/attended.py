@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from tracekit.cli.results_folder import read_rows, read_run
+from tracekit.cli.results_folder import read_rows
 from tracekit.schema import ALL, ANCHOR_KEYS, ATTENDED_SUMMARY
+from tracekit.simulate.folder import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

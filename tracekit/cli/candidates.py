@@ -19,7 +19,7 @@ from tracekit.cli.candidate_rows import (
     of_size,
 )
 from tracekit.cli.output import WIDTH, number, share_text, table
-from tracekit.cli.results_folder import Row, read_rows, read_run
+from tracekit.cli.results_folder import Row, read_rows
 from tracekit.schema import (
     ANY,
     BATCH_UNIONS,
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from tracekit.vocab.scheme import Scheme
+    from tracekit.simulate.folder import read_run
+from tracekit.vocab.scheme import Scheme
 
 _CONTEXT_CELLS = 22
 """Width of what is shown of the text before a miss."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracekit.cli.results_folder import read_rows, read_run
+from tracekit.cli.results_folder import read_rows
+from tracekit.simulate.folder import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

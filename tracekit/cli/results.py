@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.cli.calibration import calibration_table, trust
 from tracekit.cli.output import range_text
-from tracekit.cli.results_folder import read_rows, read_run
+from tracekit.cli.results_folder import read_rows
 from tracekit.cli.verdicts import read_verdicts
 from tracekit.schema import (
     ANY,
@@ -16,6 +16,7 @@ from tracekit.schema import (
     STACKING,
     SUMMARY,
 )
+from tracekit.simulate.folder import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,27 +1,20 @@
-"""Read a results folder and check that it is one; absent tables are empty frames."""
+"""Results as a report reads them: tables as pandas frames, read when they are first wanted."""
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
+from tracekit import schema
 from tracekit.errors import InputError
-from tracekit.schema import (
-    ANY,
-    CALIBRATION,
-    KV_RESULTS,
-    RESULTS_VERSION,
-    SHOWN,
-    SUMMARY,
-    VOCAB_RESULTS,
-    Table,
-)
-from tracekit.simulate.calibration_cells import calibration_cells
+from tracekit.schema import ANY, KV_RESULTS, SUMMARY, Table
+from tracekit.simulate.folder import read_run, read_table
+from tracekit.simulate.lengths import LENGTHS
 from tracekit.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -29,20 +22,21 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-_RUN_KEYS = (
-    "tracekit_version",
-    "versions",
-    "command",
-    "seed",
-    "created",
-    "trace",
-    "sequences",
-    "plan",
-    "skipped",
-    "failed",
-)
+LEVELS = ("local", "predicted", "propagated", "generated")
+"""Levels of truth, in the order of what they say."""
+
+KEY_MEASURES = {
+    "local": "output_error",
+    "predicted": "kl_predicted_nats",
+    "propagated": "kl_nats",
+    "generated": "kl_nats",
+}
+"""By level, the measure that policies are compared by."""
+
+_ANSWERS = (schema.SUMMARY, schema.LAYER_SUMMARY, schema.ATTENTION_RESULTS)
+"""Tables of which one at least must have rows."""
+
 _WHOLE = 0.9995  # Kept fraction from which a policy is the full cache.
-_KEY_MEASURES = {"kv": "output_error", "vocab": "hit_argmax"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +49,8 @@ class Point:
     family: str
     name: str
     level: str
+    causal: bool
+    x_name: str
     target: float
     x: float
     mean: float
@@ -76,46 +72,90 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What a simulation left: identity of the run and its tables as pandas frames.
+    """What a simulation left: identity of the run, and its tables as pandas frames.
 
     Parameters
     ----------
+    folder
+        Where it is.
     run
         ``run.json``.
     spec
         The recorded model.
-    level
-        Level of truth of the KV results that are shown.
-    kv
-        Rows of ``schema.KV_RESULTS`` over all steps at that level.
-    vocab, calibration, summary, shown
-        Tables of ``tracekit.schema``, dictionary columns as strings; no rows where a file is absent.
-    cells
-        Policies on sequences that were run at all three levels; see ``calibration_cells``.
     """
 
+    folder: Path
     run: dict[str, Any]
     spec: ModelSpec
-    level: str
-    kv: pd.DataFrame
-    vocab: pd.DataFrame
-    calibration: pd.DataFrame
-    summary: pd.DataFrame
-    shown: pd.DataFrame
-    cells: pd.DataFrame
+    _frames: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
 
-    def curves(self, question: str, measure: str, *, domain: str = ANY) -> dict[str, list[Point]]:
+    def table(self, table: Table) -> pd.DataFrame:
+        """Return a table of ``tracekit.schema``: texts as strings, no rows where there is no file.
+
+        It is read once and shared: do not change it.
+
+        Raises
+        ------
+        InputError
+            If its file is damaged or lacks a column.
+        """
+        if table.name not in self._frames:
+            self._frames[table.name] = plain(read_table(self.folder, table))
+        return self._frames[table.name]
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """Means over sequences, rows of ``schema.SUMMARY``."""
+        return self.table(SUMMARY)
+
+    @cached_property
+    def kv(self) -> pd.DataFrame:
+        """Rows of ``schema.KV_RESULTS`` over all steps together, at all levels, layers and heads."""
+        rows = read_table(self.folder, KV_RESULTS)
+        return plain(rows.filter(pc.equal(rows["steps"].cast(pa.string()), ANY)))
+
+    @cached_property
+    def whole(self) -> pd.DataFrame:
+        """Rows of ``kv`` of all layers and heads together: a policy on a sequence, at a level."""
+        of_all = (self.kv["layer"] == schema.ALL) & (self.kv["kv_head"] == schema.ALL)
+        return self.kv[of_all].reset_index(drop=True)
+
+    @cached_property
+    def levels(self) -> tuple[str, ...]:
+        """Levels of truth that the KV results have, in the order of ``LEVELS``."""
+        rows = self.summary
+        there = set(rows.loc[rows["question"] == "kv", "level"])
+        return tuple(level for level in LEVELS if level in there)
+
+    def families(self, question: str) -> list[str]:
+        """Return all policies (``kv``) or estimators (``vocab``), sorted; for styles."""
+        rows = self.summary
+        return sorted(set(rows.loc[rows["question"] == question, "family"]))
+
+    def curves(
+        self,
+        question: str,
+        measure: str,
+        *,
+        level: str = "local",
+        domain: str = ANY,
+        bucket: str = ANY,
+        x_name: str = "kept_frac",
+    ) -> dict[str, list[Point]]:
         """Return one measure of all policies or estimators, over sequences.
 
         Parameters
         ----------
         question
-            ``kv`` or ``vocab``; KV points are those of ``level`` alone that free memory, and the full
-            cache, the reference of all others, is no curve.
+            ``kv`` or ``vocab``. The full cache, the reference of all other policies, is no curve.
         measure
             Column of the results.
-        domain
-            One domain, or ``all``.
+        level
+            One level of truth; levels are never mixed.
+        domain, bucket
+            One domain or one length bucket, or ``all``; not both at once.
+        x_name
+            Of KV results: ``kept_frac`` for what frees memory, ``read_frac`` for what reads less.
 
         Returns
         -------
@@ -126,13 +166,13 @@ class Results:
         chosen = (
             (rows["question"] == question)
             & (rows["measure"] == measure)
+            & (rows["level"] == level)
             & (rows["domain"] == domain)
-            & (rows["bucket"] == ANY)
+            & (rows["bucket"] == bucket)
+            & (rows["x_name"] == (x_name if question == "kv" else "size"))
             & rows["mean"].notna()
         )
-        if question == "kv":
-            chosen &= (rows["level"] == self.level) & (rows["x_name"] == "kept_frac")
-        names = [field.name for field in fields(Point)]
+        names = [one.name for one in fields(Point)]
         records = rows.loc[chosen, names].sort_values(["family", "x", "name"])
         curves: dict[str, list[Point]] = {}
         for record in records.itertuples(index=False, name=None):
@@ -142,26 +182,38 @@ class Results:
             return {name: curve for name, curve in curves.items() if curve[0].x < _WHOLE}
         return curves
 
-    def methods(self, question: str, measure: str, *, domain: str = ANY) -> dict[str, list[Point]]:
+    def methods(
+        self,
+        question: str,
+        measure: str,
+        *,
+        level: str = "local",
+        domain: str = ANY,
+        bucket: str = ANY,
+    ) -> dict[str, list[Point]]:
         """Return the curves of what a decoder can do: bounds are never recommended."""
-        rows = self.summary[self.summary["question"] == question]
-        bounds = set(rows.loc[~rows["causal"].astype(bool), "family"])
-        curves = self.curves(question, measure, domain=domain)
-        return {name: curve for name, curve in curves.items() if name not in bounds}
+        curves = self.curves(question, measure, level=level, domain=domain, bucket=bucket)
+        return {name: curve for name, curve in curves.items() if curve[0].causal}
 
-    def means(self, question: str, measure: str) -> dict[tuple[str, str], float]:
+    def means(
+        self, question: str, measure: str, *, level: str = "local"
+    ) -> dict[tuple[str, str], float]:
         """Return the means of one measure over all sequences, by ``Point.cell``."""
-        curves = self.curves(question, measure)
+        curves = self.curves(question, measure, level=level)
         return {point.cell: point.mean for curve in curves.values() for point in curve}
-
-    def has(self, question: str) -> bool:
-        """Whether there are points for ``kv`` or ``vocab``."""
-        return bool(self.curves(question, _KEY_MEASURES[question]))
 
     def domains(self, question: str) -> list[str]:
         """Return the domains that have points for a question, sorted."""
+        return self._parts(question, "domain")
+
+    def buckets(self, question: str) -> list[str]:
+        """Return the length buckets that have points for a question, shortest first."""
+        there = self._parts(question, "bucket")
+        return sorted(there, key=lambda one: (LENGTHS.index(one) if one in LENGTHS else -1, one))
+
+    def _parts(self, question: str, column: str) -> list[str]:
         rows = self.summary
-        found = rows.loc[(rows["question"] == question) & rows["mean"].notna(), "domain"]
+        found = rows.loc[(rows["question"] == question) & rows["mean"].notna(), column]
         return sorted(set(found) - {ANY})
 
 
@@ -178,80 +230,27 @@ def load_results(folder: Path) -> Results:
     InputError
         If it is no results folder, of another schema version, damaged, or without any result.
     """
-    run = _read_run(folder)
-    tables = (KV_RESULTS, VOCAB_RESULTS, CALIBRATION, SUMMARY, SHOWN)
-    frames = {table.name: _read_table(folder, table) for table in tables}
-    kv = frames["kv"][frames["kv"]["steps"] == ANY]
-    level = _shown_level(run, set(kv["level"]))
-    frames |= {"kv": kv[kv["level"] == level], "cells": calibration_cells(kv)}
-    if frames["summary"]["mean"].notna().sum() == 0:
-        msg = (
-            f"{folder} holds no finished result of a policy or an estimator "
-            f"({len(run['failed'])} failed and {len(run['skipped'])} skipped cells); run tracekit "
-            "simulate again into it with --kv or --vocab (tracekit show prints layers)."
-        )
-        raise InputError(msg)
+    run = read_run(folder)
     try:
         spec = ModelSpec.from_json(run["trace"]["spec"])
     except (KeyError, TypeError) as error:
         msg = f"{folder / 'run.json'} holds no valid model spec ({error}); simulate again."
         raise InputError(msg) from error
-    return Results(run=run, spec=spec, level=level, **frames)
-
-
-def _shown_level(run: dict[str, Any], levels: set[str]) -> str:
-    """Return local where there is such a row, since the curves are of the attention output."""
-    if "local" in levels or not levels:
-        return "local"
-    return str(run["plan"]["levels"][0])
-
-
-def _read_run(folder: Path) -> dict[str, Any]:
-    path = folder / "run.json"
-    try:
-        run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+    results = Results(folder=folder, run=run, spec=spec)
+    if all(results.table(one).empty for one in _ANSWERS):
         msg = (
-            f"{folder} is no results folder: run.json cannot be read; run tracekit simulate first."
-        )
-        raise InputError(msg) from error
-    except ValueError as error:
-        msg = f"{path} is damaged ({error}); delete the folder and simulate again."
-        raise InputError(msg) from error
-    version = run.get("schema_version") if type(run) is dict else None
-    if version != RESULTS_VERSION:
-        msg = (
-            f"{path} has schema version {version}, this tracekit reads {RESULTS_VERSION}; "
-            "simulate again with this version."
+            f"{folder} holds no finished result ({len(run['failed'])} failed and "
+            f"{len(run['skipped'])} skipped cells); run tracekit simulate again into it."
         )
         raise InputError(msg)
-    if missing := [key for key in _RUN_KEYS if key not in run]:
-        msg = f"{path} lacks {', '.join(missing)}; run tracekit simulate again."
-        raise InputError(msg)
-    return run
+    return results
 
 
-def _read_table(folder: Path, table: Table) -> pd.DataFrame:
-    """Return one table as a frame with plain strings; no rows if the file is absent."""
-    path = folder / f"{table.name}.parquet"
-    if not path.exists():
-        return _plain(table.schema.empty_table())
-    try:
-        read = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        msg = f"{path} cannot be read ({error}); delete it and run tracekit simulate again."
-        raise InputError(msg) from error
-    if missing := {column.name for column in table.columns} - set(read.column_names):
-        msg = f"{path} lacks the columns {', '.join(sorted(missing))}; simulate again."
-        raise InputError(msg)
-    return _plain(read)
-
-
-def _plain(table: pa.Table) -> pd.DataFrame:
+def plain(table: pa.Table) -> pd.DataFrame:
     """Return a frame whose dictionary columns are strings: categories would sort by code."""
-    schema = [
-        field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field
-        for field in table.schema
+    schema_of = [
+        one.with_type(pa.string()) if pa.types.is_dictionary(one.type) else one
+        for one in table.schema
     ]
-    frame: pd.DataFrame = table.cast(pa.schema(schema)).to_pandas()
+    frame: pd.DataFrame = table.cast(pa.schema(schema_of)).to_pandas()
     return frame

@@ -20,7 +20,7 @@ from tracekit.measure.attention_shape import attention_blocks
 from tracekit.measure.stats import bootstrap_mean
 from tracekit.measure.tensors import to_torch
 from tracekit.simulate.attention_layer import ScoredSpan
-from tracekit.simulate.kv import length_bucket
+from tracekit.simulate.lengths import length_bucket
 from tracekit.trace import layout
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from tracekit.errors import TraceError, UsageError
 from tracekit.measure.tensors import to_torch
 from tracekit.measure.top_keys import jaccard
 from tracekit.simulate.attention_layer import LayerRows, ScoredSpan, by_head, measure, rows_of
-from tracekit.simulate.kv import length_bucket
+from tracekit.simulate.lengths import length_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

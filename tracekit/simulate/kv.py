@@ -12,6 +12,7 @@ from tracekit.kv.plan import make_shares, observe
 from tracekit.kv.replay import Family, Setting, replay
 from tracekit.kv.schedule import Spans
 from tracekit.simulate.columns import Stack
+from tracekit.simulate.lengths import length_bucket
 from tracekit.simulate.stacks import Stacks
 from tracekit.simulate.tally import Tally
 
@@ -242,12 +243,3 @@ def result_rows(
     }
     flat = {name: array.reshape(-1) for name, array in columns.items()}
     return schema.KV_RESULTS.build(num_rows * len(buckets), shared | flat | own)
-
-
-BUCKETS = ((256, "< 256"), (1024, "256 - 1k"), (4096, "1k - 4k"), (16384, "4k - 16k"))
-"""Length buckets: upper end (exclusive) in tokens, and name."""
-
-
-def length_bucket(num_tokens: int) -> str:
-    """Return the name of the length bucket of a sequence."""
-    return next((name for end, name in BUCKETS if num_tokens < end), ">= 16k")

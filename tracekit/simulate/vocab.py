@@ -13,7 +13,7 @@ from tracekit.measure.regimes import regimes
 from tracekit.simulate.applicable import why_not
 from tracekit.simulate.candidate_rows import candidate_tables
 from tracekit.simulate.corpus import read_corpus, read_sequence
-from tracekit.simulate.kv import length_bucket
+from tracekit.simulate.lengths import length_bucket
 from tracekit.vocab.engine import evaluate, facts
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as MplFigure
+from matplotlib.ticker import PercentFormatter
 
 from tracekit.report.formats import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from matplotlib.axes import Axes
 
@@ -29,7 +30,10 @@ INK = "#010203"
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", INK)
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_LONGEST_LABEL = 14
+_LONGEST_LABEL = 24
+MOST_NAMED = 9
+"""Lines of a figure that have a colour and a name; beyond, names cannot be told apart."""
+
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "tracekit",
@@ -88,9 +92,9 @@ def draw(name: str, paint: Callable[[Axes], None]) -> str:
     with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
         # Text stays text in the SVG: what the measuring font lacks, the reader's browser has.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = MplFigure(figsize=(6.4, 4.2))
+        figure = MplFigure(figsize=(7.6, 4.4))
         FigureCanvasSVG(figure)
-        axes = figure.add_axes((0.165, 0.15, 0.585, 0.81))
+        axes = figure.add_axes((0.13, 0.14, 0.555, 0.75))
         axes.grid(visible=True)
         axes.set_axisbelow(True)
         paint(axes)
@@ -118,6 +122,44 @@ def line(axes: Axes, curve: Sequence[Point], style: Style) -> tuple[float, float
         linewidth=0,
     )
     return curve[-1].x, curve[-1].mean
+
+
+def lines(
+    axes: Axes,
+    curves: Mapping[str, Sequence[Point]],
+    looks: Mapping[str, Style],
+    named: Collection[str],
+) -> dict[str, tuple[float, float]]:
+    """Draw one line a series, those without a name thin and grey; return the ends of the named.
+
+    Parameters
+    ----------
+    axes
+        Where.
+    curves
+        Points by name.
+    looks
+        Style of each named series.
+    named
+        Series that are told apart; at most ``MOST_NAMED``.
+    """
+    for name in sorted(curves.keys() - set(named)):
+        x, y = ([getattr(point, one) for point in curves[name]] for one in ("x", "mean"))
+        axes.plot(x, y, color=INK, alpha=0.25, linewidth=0.9)
+    return {name: line(axes, curves[name], looks[name]) for name in curves if name in named}
+
+
+def kept_axis(axes: Axes, label: str = "kept fraction of the cache") -> None:
+    """Let x be a kept fraction from 0 to 1, the removed fraction along the top."""
+    axes.set(xlabel=label, xlim=(0, 1))
+    axes.xaxis.set_major_formatter(PercentFormatter(1, symbol="\u00a0%"))
+    top = axes.secondary_xaxis("top", functions=(_rest, _rest))
+    top.set_xlabel("removed")
+    top.xaxis.set_major_formatter(PercentFormatter(1, symbol="\u00a0%"))
+
+
+def _rest(frac: Any) -> Any:
+    return 1 - frac
 
 
 def reference(axes: Axes, y: float) -> tuple[float, float]:

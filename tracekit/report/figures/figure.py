@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from tracekit.report.blocks import Block
+from tracekit.report.tables import HtmlTable, of_frame
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_INK = (
+    "<style>svg { color: #000000 } "
+    "@media (prefers-color-scheme: dark) { svg { color: #e6e8ea } }</style>"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Figure(ABC):
+class Figure(Block):
     """A picture with its caption, its text for those who do not see it, and its data.
 
     Parameters
@@ -26,8 +34,9 @@ class Figure(ABC):
         The numbers drawn, for the table in the page and the CSV file.
     """
 
-    kind: ClassVar[str]
-    """Ending of the file, and the macro of the template that shows it."""
+    kind: ClassVar[str] = "figure"
+    ending: ClassVar[str]
+    """Ending of its file."""
 
     name: str
     caption: str
@@ -45,6 +54,11 @@ class Figure(ABC):
         text: str = self.table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
         return text.encode("utf-8", "backslashreplace")
 
+    @property
+    def numbers(self) -> HtmlTable:
+        """The table as a block of the page."""
+        return of_frame(f"{self.name}-numbers", f"Numbers of {self.name}", self.table)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing(Figure):
@@ -56,14 +70,15 @@ class Drawing(Figure):
         Element ``<svg>`` for use inside a page: no name space, ids begin with ``name``.
     """
 
-    kind: ClassVar[str] = "svg"
+    ending: ClassVar[str] = "svg"
     svg: str
 
     @property
     def content(self) -> bytes:
-        """A file of its own: black on a transparent ground, for papers."""
-        head = '<svg xmlns="http://www.w3.org/2000/svg" style="color: #000000"'
-        return (self.svg.replace("<svg", head, 1) + "\n").encode("utf-8", "backslashreplace")
+        """A file of its own: black on a transparent ground, light where the viewer is dark."""
+        head, rest = self.svg.split(">", 1)
+        head = head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+        return f"{head}>{_INK}{rest}\n".encode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +97,7 @@ class Map(Figure):
         Labels along the legend, low to high.
     """
 
-    kind: ClassVar[str] = "png"
+    ending: ClassVar[str] = "png"
     png: bytes
     legend_png: bytes
     rows: tuple[str, ...]

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.image import imsave
 
 from tracekit.report.figures.figure import Map
+from tracekit.report.figures.pixels import pixels, scale
 from tracekit.report.formats import percent
 from tracekit.schema import ALL
 
 if TYPE_CHECKING:
     import pandas as pd
-    from numpy.typing import NDArray
 
     from tracekit.report.load import Results
 
 WANTED_FRAC = 0.5
 """Kept fraction near which the map is drawn."""
-
-_COLORS = "cividis"
 
 
 def layer_map(results: Results) -> Map | None:
@@ -46,8 +41,8 @@ def layer_map(results: Results) -> Map | None:
     fractions = ", ".join(f"{family} {percent(frac)}" for family, frac in pairs)
     return Map(
         name="error-by-layer",
-        png=_png(error_LP / top),
-        legend_png=_png(np.linspace(0, 1, 64)[None, :]),
+        png=pixels(error_LP / top),
+        legend_png=scale(),
         rows=tuple(str(number) for number in range(len(error_LP))),
         columns=tuple(families),
         row_axis="layer, 0 (the input side) at the top",
@@ -83,12 +78,3 @@ def _numbers(cells: pd.DataFrame, counted: pd.DataFrame, kept: pd.DataFrame) -> 
     table["num_excluded"] = table["num_sequences"] - table["n"]
     table["kept_frac"] = table["policy"].map(kept.set_index("policy")["kept_frac"])
     return table[["family", "policy", "kept_frac", "layer", "output_error", "n", "num_excluded"]]
-
-
-def _png(share: NDArray[np.float64]) -> bytes:
-    """Return shares of the colour scale as pixels; NaN is transparent."""
-    rgba = colormaps[_COLORS](np.ma.masked_invalid(share), bytes=True)
-    rgba[np.isnan(share)] = 0
-    file = io.BytesIO()
-    imsave(file, rgba, format="png", metadata={"Software": "tracekit"})
-    return file.getvalue()

@@ -1,0 +1,85 @@
+"""A results folder read back: what the run was, and its tables. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tracekit.errors import InputError
+from tracekit.schema import RESULTS_VERSION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from tracekit.schema import Table
+
+_RUN_KEYS = (
+    "tracekit_version",
+    "versions",
+    "command",
+    "seed",
+    "created",
+    "trace",
+    "sequences",
+    "plan",
+    "skipped",
+    "failed",
+)
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return what ``run.json`` of a results folder says.
+
+    Raises
+    ------
+    InputError
+        If there is none, it is damaged or incomplete, or its version is not the one read here.
+    """
+    path = folder / "run.json"
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        msg = f"{folder} is no results folder (it has no run.json): run tracekit simulate first."
+        raise InputError(msg) from error
+    except (OSError, ValueError) as error:
+        msg = f"{path} is damaged ({error}); delete the folder and simulate again."
+        raise InputError(msg) from error
+    version = run.get("schema_version") if type(run) is dict else None
+    if version != RESULTS_VERSION:
+        msg = (
+            f"{folder} holds results of version {version}, this tracekit reads {RESULTS_VERSION}; "
+            "run tracekit simulate into a new folder."
+        )
+        raise InputError(msg)
+    if missing := [key for key in _RUN_KEYS if key not in run]:
+        msg = f"{path} lacks {', '.join(missing)}; simulate again."
+        raise InputError(msg)
+    found: dict[str, Any] = run
+    return found
+
+
+def read_table(folder: Path, table: Table) -> pa.Table:
+    """Return a table as it was written; no rows where there is no file.
+
+    Raises
+    ------
+    InputError
+        If the file is damaged or lacks a column.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / f"{table.name}.parquet"
+    if not path.exists():
+        return table.schema.empty_table()
+    try:
+        rows = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        msg = f"{path} is damaged ({' '.join(str(error).split())}): simulate again."
+        raise InputError(msg) from error
+    if missing := {column.name for column in table.columns} - set(rows.column_names):
+        msg = f"{path} lacks the columns {', '.join(sorted(missing))}; simulate again."
+        raise InputError(msg)
+    return rows
