@@ -417,6 +417,24 @@ KV_RESULTS = Table(
     ),
 )
 
+HELD = Table(
+    "held",
+    "what is left of a sequence's cache under a policy once its last row was read, level local",
+    (
+        _SEQUENCE,
+        Column("policy", _ID, "", "canonical text of the policy"),
+        Column("family", _ID, "", "short name, the same for all kept fractions of a policy"),
+        Column("point", _I32, "tokens", "eviction point: tokens seen at the first decision"),
+        Column(
+            "held_frac",
+            pa.list_(_F32),
+            "",
+            "by position of the entry: the part of the KV heads of all layers that hold it, of those "
+            "that would under the full cache",
+        ),
+    ),
+)
+
 LOGITS = Table(
     "logits",
     "a scored step of a policy at level propagated: the next-token distribution under both caches",
@@ -779,6 +797,13 @@ ATTENTION_RESULTS = Table(
         Column("newest_32_mass", _F32, "", "on its newest 32"),
         Column("newest_128_mass", _F32, "", "on its newest 128"),
         Column("mean_distance", _F32, "tokens", "distance from query to key, weighted by mass"),
+        Column(
+            "distance_mass",
+            pa.list_(_F32),
+            "",
+            "mass by distance from query to key: 0, 1, 2 to 3, 4 to 7 ... (doubling); the sequence's "
+            "first key left out, so that these and first_1_mass add up to 1",
+        ),
         Column("overlap_lags", pa.list_(_I32), "rows", "lags of the overlap: 1, 2, 4 ..."),
         Column(
             "overlap",
@@ -1148,6 +1173,7 @@ RESULT_TABLES = (
 """What a simulation writes that is asked for nothing in particular."""
 
 ASKED_TABLES = (
+    HELD,
     SCORED,
     CANDIDATES,
     CANDIDATE_STATS,

@@ -29,13 +29,13 @@ from tracekit.schema import (
     MISSES,
     VOCAB_RESULTS,
 )
+from tracekit.simulate.folder import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from tracekit.simulate.folder import read_run
-from tracekit.vocab.scheme import Scheme
+    from tracekit.vocab.scheme import Scheme
 
 _CONTEXT_CELLS = 22
 """Width of what is shown of the text before a miss."""

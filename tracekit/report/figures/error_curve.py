@@ -38,7 +38,7 @@ def error_curve(results: Results, bound: float) -> Drawing:
         name=_NAME,
         svg=_svg(curves, bound),
         caption=(
-            f"Level {results.level}: relative L2 error of the attention output over the scored "
+            f"Level {'local'}: relative L2 error of the attention output over the scored "
             "rows, mean over sequences, against the kept fraction that was measured. Bands: 95 % "
             f"bootstrap intervals over sequences ({sample_sizes([p.n for p in points])}; none "
             "below 3). Lower and further left is better."

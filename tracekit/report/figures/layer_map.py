@@ -26,7 +26,7 @@ def layer_map(results: Results) -> Map | None:
     Each policy is taken at its mean kept fraction nearest ``WANTED_FRAC``. Cells of sequences in
     which a layer evicted nothing are not averaged.
     """
-    rows = results.kv[(results.kv["level"] == results.level) & (results.kv["kv_head"] == ALL)]
+    rows = results.kv[(results.kv["level"] == "local") & (results.kv["kv_head"] == ALL)]
     kept = _chosen(rows[(rows["layer"] == ALL) & (rows["num_evicted"] > 0)])
     cells = rows[(rows["layer"] >= 0) & rows["policy"].isin(set(kept["policy"]))]
     counted = cells[(cells["num_evicted"] > 0) & cells["output_error"].notna()]
@@ -48,7 +48,7 @@ def layer_map(results: Results) -> Map | None:
         row_axis="layer, 0 (the input side) at the top",
         legend=("0\u00a0%", percent(top / 2), percent(top)),
         caption=(
-            f"Level {results.level}: relative error of the attention output of each layer, mean "
+            f"Level {'local'}: relative error of the attention output of each layer, mean "
             f"over sequences, at the measured kept fraction nearest {percent(WANTED_FRAC)} "
             f"({fractions}). Layer 0 is at the top. Hatched: nothing was evicted there, so there "
             "is nothing to average."

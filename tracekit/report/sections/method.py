@@ -30,6 +30,10 @@ LEVELS = {
 }
 """What is told at each level of truth."""
 
+_DATES = (
+    "; the command, its date and what took how long are in run.json and timings.parquet, so that the "
+    "same trace gives the same page"
+)
 _KV_DEFINED = (
     "target_frac kept_frac read_frac output_error mass_kept kv_bytes kl_nats kl_predicted_nats "
     "noise_kl_nats same_top_frac is_idle is_clipped"
@@ -90,8 +94,7 @@ def _conditions(results: Results) -> list[tuple[str, str]]:
         ("Bytes a number", str(plan["kv_bytes"])),
         (
             "Replayed with",
-            f"{_facts(run['versions'])}; the command, its date and what took how long are in "
-            "run.json and timings.parquet, so that the same trace gives the same page",
+            _facts(run["versions"]) + _DATES,
         ),
     ]
 

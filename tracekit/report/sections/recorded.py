@@ -32,7 +32,7 @@ def section(results: Results, options: Options) -> Section:
 
 def _by_domain(results: Results) -> HtmlTable:
     frame = pd.DataFrame(results.run["sequences"])
-    rows = frame.groupby("domain", as_index=False).agg(
+    domains = frame.groupby("domain", as_index=False).agg(
         n=("sequence_id", "size"),
         tokens=("num_tokens", "sum"),
         scored=("num_scored", "sum"),
@@ -47,7 +47,7 @@ def _by_domain(results: Results) -> HtmlTable:
         Column("mean entropy (nats)", number),
         text_column("text"),
     )
-    rows = rows.itertuples(index=False, name=None)
+    rows = domains.itertuples(index=False, name=None)
     return build("table-recorded", "Recorded sequences by domain", columns, rows)
 
 
