@@ -69,6 +69,15 @@ def shape(row: Row, query: int) -> dict[str, float]:
     return found
 
 
+def by_distance(row: Row, query: int, num_tokens: int, window: int | None) -> list[float]:
+    """Return the mass at distance 0, 1, 2 to 3 ... as far as any row sees, without key 0."""
+    farthest = min(num_tokens, window or num_tokens) - 1
+    bins: list[range] = [range(1)]
+    while bins[-1].stop <= farthest:
+        bins.append(range(bins[-1].stop, 2 * bins[-1].stop))
+    return [sum(a for j, a in row.items() if j > 0 and query - j in one) for one in bins]
+
+
 def gini(row: Row) -> float:
     """Return the mean difference of all pairs of keys over twice the mean weight."""
     weights = list(row.values())
@@ -186,6 +195,16 @@ class SlowLayer:
         ]
         means["entropy_variance"] = float(np.mean([variance(one) for one in entropies]))
         return means
+
+    def distance_mass(self, kv_head: int) -> list[float]:
+        """Return the mass by distance, mean over rows and heads."""
+        of = (self.times.stop, self.layer.window)
+        every = [
+            by_distance(row, t, *of)
+            for h in self.heads[kv_head]
+            for t, row in zip(self.times, self.rows[h], strict=True)
+        ]
+        return [float(np.mean(one)) for one in zip(*every, strict=True)]
 
     def tops(self, heads: Sequence[int]) -> list[set[int]]:
         """Return the top keys of the mean of some heads, of rows that see more keys than that."""

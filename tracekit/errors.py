@@ -42,6 +42,12 @@ class CellsFailedError(TracekitError):
     exit_code = 5
 
 
+class GateFailedError(TracekitError):
+    """A comparison finished, but a condition of its gate holds (exit code 6)."""
+
+    exit_code = 6
+
+
 class InterruptedRunError(TracekitError):
     """The user stopped the run; what was finished is kept (exit code 130)."""
 

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from tests import oracles_attention as slow
 from tests.measure.attention_rows import SIZE, layers, random, rows_of
 from tracekit.measure import attention_shape
-from tracekit.measure.attention_shape import MASS_PERCENT, Rows, attention_blocks, row_shape
+from tracekit.measure.attention_shape import (
+    MASS_PERCENT,
+    Rows,
+    attention_blocks,
+    distance_mass,
+    num_distances,
+    row_shape,
+)
 from tracekit.measure.top_keys import top_keys
 from tracekit.spec import LayerSpec
 
@@ -40,6 +47,9 @@ def test_shapes_and_top_keys_of_blocks_are_those_of_rows_taken_one_by_one(
     shapes = [row_shape(one) for one in blocks]
     found = {name: torch.cat([one[name] for one in shapes], 1) for name in shapes[0]}
     tops = torch.cat([top_keys(one.weights_HQK, one, 3) for one in blocks], 1)
+    num_bins = num_distances(num_rows, layer.window)
+    distances_HQB = torch.cat([distance_mass(one, num_bins) for one in blocks], 1)
+    np.testing.assert_allclose(distances_HQB.sum(-1) + found["first_1_mass"], 1, rtol=1e-13)
     assert found["entropy_nats"].shape == (layer.num_heads, num_rows - first)
     for h in range(layer.num_heads):
         for at, t in enumerate(range(first, num_rows)):
@@ -47,6 +57,8 @@ def test_shapes_and_top_keys_of_blocks_are_those_of_rows_taken_one_by_one(
                 np.testing.assert_allclose(
                     found[name][h, at], value, rtol=1e-9, atol=1e-9, err_msg=name
                 )
+            mass = slow.by_distance(truth[h][t], t, num_rows, layer.window)
+            np.testing.assert_allclose(distances_HQB[h, at], mass, rtol=1e-9, atol=1e-14)
             np.testing.assert_allclose(found["key_mass"][h, at], share_HT[h, t], rtol=1e-9)
             listed = [j for j in tops[h, at].tolist() if j >= 0]
             assert len(listed) == min(3, len(truth[h][t]))
@@ -87,6 +99,35 @@ def test_a_row_on_one_key_needs_one_key(at: int) -> None:
     assert found["first_1_mass"] == (at == 0)
     assert found["newest_1_mass"] == (at == 49)
     assert found["mean_distance"] == 49 - at
+
+
+def test_distance_bins_double_and_leave_out_the_first_key() -> None:
+    (mass,) = distance_mass(uniform(10), num_distances(10, None))[0].tolist()
+    # Keys 9; 8; 7, 6; 5, 4, 3, 2; 1.
+    assert mass == pytest.approx([0.1, 0.1, 0.2, 0.4, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "window", "bins"),
+    [(1, None, 1), (2, None, 2), (3, None, 3), (4, None, 3), (5, None, 4), (99, 1, 1), (99, 5, 4)],
+)
+def test_there_are_as_many_bins_as_the_farthest_key_needs(
+    num_tokens: int, window: int | None, bins: int
+) -> None:
+    assert num_distances(num_tokens, window) == bins
+
+
+def test_a_window_that_has_passed_the_first_key_has_all_mass_in_the_bins() -> None:
+    rows = rows_of([[0.5, 0.2, 0.3]], first_query=9, first_key=7)
+    (mass,) = distance_mass(rows, num_distances(10, 3))[0].tolist()
+    assert mass == pytest.approx([0.3, 0.2, 0.5])
+    assert float(row_shape(rows)["first_1_mass"]) == 0
+
+
+def test_a_first_key_that_has_almost_everything_rounds_nothing_away() -> None:
+    rows = rows_of([[1.0, 1e-30, 3e-30, 1e-30]], first_query=3)
+    (mass,) = distance_mass(rows, num_distances(4, None))[0].tolist()
+    assert mass == pytest.approx([1e-30, 3e-30, 1e-30], rel=1e-12)
 
 
 def test_a_row_of_one_key_has_no_relative_entropy() -> None:

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.report.fake import HOSTILE, make_results
+from tests.report.fake_shown import TRIED_FROM, add_shown
 from tracekit.report import write_report
+from tracekit.report.sections.tokens_shown import MOST_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHROMIUM = Path("/usr/bin/chromium")
+GROUND = "getComputedStyle(document.documentElement).backgroundColor"
+LOOKS = "[...document.querySelectorAll('.tokens')[0].children].map(one => one.className)"
 
 pytestmark = [
     pytest.mark.browser,
@@ -31,76 +36,209 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("browser")
-    make_results(folder / "results", hostile=HOSTILE, num_sequences=18)
+    add_shown(make_results(folder / "results", hostile=HOSTILE, num_sequences=9))
     return write_report(folder / "results", folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def long_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long")
+    results = make_results(folder / "results", num_sequences=3)
+    add_shown(results, num_tokens=MOST_TOKENS)
+    return write_report(results, folder / "report.html")
 
 
 @pytest.fixture(params=["light", "dark"])
 def page(request: pytest.FixtureRequest, browser: Browser, report: Path) -> Iterator[Page]:
+    yield from opened(browser, report, request.param)
+
+
+@pytest.fixture
+def light(browser: Browser, report: Path) -> Iterator[Page]:
+    yield from opened(browser, report, "light")
+
+
+def opened(browser: Browser, report: Path, scheme: Any) -> Iterator[Page]:
     """Open the report from disk; afterwards nothing was complained of and nothing fetched."""
-    context = browser.new_context(color_scheme=request.param)
-    opened, complaints, requests = context.new_page(), [], []
-    opened.on("console", lambda message: complaints.append(message.text))
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.on("dialog", lambda dialog: complaints.append(dialog.message))
-    opened.on("request", lambda sent: requests.append(sent.url))
-    opened.goto(report.as_uri())
-    yield opened
+    context = browser.new_context(color_scheme=scheme)
+    page, complaints, requests = context.new_page(), [], []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    page.on("request", lambda sent: requests.append(sent.url))
+    page.goto(report.as_uri())
+    yield page
     context.close()
     assert complaints == []
     assert [url for url in requests if not url.startswith("data:")] == [report.as_uri()]
 
 
 def test_the_theme_follows_the_system_and_the_button(page: Page) -> None:
-    ground = "getComputedStyle(document.documentElement).backgroundColor"
-    system = page.evaluate(ground)
+    system = page.evaluate(GROUND)
     dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
     assert (system == "rgb(20, 23, 26)") == dark
     seen = set()
     for _ in range(3):
         page.click("#theme")
-        seen.add(page.evaluate(ground))
+        seen.add(page.evaluate(GROUND))
     assert seen == {"rgb(255, 255, 255)", "rgb(20, 23, 26)"}
-    assert page.evaluate(ground) == system
+    assert page.evaluate(GROUND) == system
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-def test_nothing_is_wider_than_the_page(page: Page, width: int) -> None:
+def test_nothing_is_wider_than_the_page(light: Page, width: int) -> None:
+    light.set_viewport_size({"width": width, "height": 900})
+    assert light.evaluate("document.documentElement.scrollWidth") <= width
+    light.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert light.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_axe_finds_nothing_serious(page: Page, width: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page.set_viewport_size({"width": width, "height": 900})
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert _serious(axe.Axe().run(page)) == []
+    for view in ("missed", "held") if width > 400 else ():
+        page.check(f"#views input[value={view}]")
+        assert _serious(axe.Axe().run(page, context=".tokens")) == []
 
 
-def test_a_click_sorts_a_table_by_number(page: Page) -> None:
-    cells = (
-        "[...document.querySelectorAll('#cache tbody')[0].rows].map(r => r.cells[3].dataset.key)"
-    )
-    button = page.locator("#cache thead").first.locator("th").nth(3).locator("button")
+def _serious(found: Any) -> list[Any]:
+    """Return the findings that keep somebody from reading the page, and where they are."""
+    return [
+        (one["id"], node["html"][:200], node["failureSummary"][:300])
+        for one in found.response["violations"]
+        if one["impact"] in {"serious", "critical"}
+        for node in one["nodes"][:3]
+    ]
+
+
+def test_a_click_sorts_a_table_by_number(light: Page) -> None:
+    table = light.locator("#tokens figure .scroll:has(table)").first
+    light.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    button = table.locator("thead th").nth(3).locator("button")
+    keys = "one => [...one.querySelectorAll('tbody tr')].map(row => +row.cells[3].dataset.key)"
     button.click()
-    rising = [float(key) for key in page.evaluate(cells)]
+    rising = table.evaluate(keys)
     assert rising == sorted(rising)
-    button.click()
-    assert [float(key) for key in page.evaluate(cells)] == sorted(rising, reverse=True)
+    button.press("Enter")
+    assert table.evaluate(keys) == sorted(rising, reverse=True)
+    assert table.locator("th[aria-sort=descending]").count() == 1
 
 
 def test_tokens_tell_their_numbers_to_mouse_and_keyboard(page: Page) -> None:
     facts = page.locator("#facts")
-    assert not facts.is_visible()
-    page.locator(".tokens .t").nth(20).hover()
-    assert "position 20: entropy" in facts.inner_text()
+    assert facts.inner_text() == ""
+    page.locator(".tokens > span").nth(20).hover()
+    told = facts.inner_text()
+    assert "position 20, given" in told
+    for part in ("entropy", "surprisal", "rank", "likely:", "of the heads by snapkv"):
+        assert part in told
     page.locator(".tokens").first.focus()
-    page.keyboard.press("ArrowRight")
-    assert "position 21: entropy" in facts.inner_text()
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("ArrowLeft")
-    assert "position 19: entropy" in facts.inner_text()
+    for key, position in (
+        ("ArrowRight", 21),
+        ("ArrowLeft", 20),
+        ("ArrowDown", 30),
+        ("ArrowUp", 20),
+        ("Home", 0),
+        ("ArrowLeft", 0),
+    ):
+        page.keyboard.press(key)
+        assert f"position {position}, given" in facts.inner_text()
+    assert "not predicted" in facts.inner_text()
+    page.keyboard.press("End")
+    last = page.locator(".tokens").first.locator("span").count() - 1
+    assert f"position {last}, generated" in facts.inner_text()
+    assert "under lowrank" in facts.inner_text()
+    page.keyboard.press("Escape")
+    assert facts.inner_text() == ""
+
+
+def test_hostile_tokens_are_told_as_text(light: Page) -> None:
+    light.locator(".tokens").first.focus()
+    seen = []
+    for _ in HOSTILE:
+        seen.append(light.locator("#facts strong").inner_text())
+        light.keyboard.press("ArrowRight")
+    assert seen[:2] == ["<script>alert(1)</script>", "<U+202E>right\u2423to\u2423left"]
+    assert seen[4] == "<U+0000><U+0007>"
+    assert seen[7] == "x" * 200
+    assert "likely: <script>alert(1)</script> " in light.locator("#facts").inner_text()
+
+
+def test_the_view_is_switched_by_mouse_and_keyboard(light: Page) -> None:
+    before = light.evaluate(LOOKS)
+    assert before[0].split()[0] == "q"
+    light.check("#views input[value=missed]")
+    missed = light.evaluate(LOOKS)
+    assert {one.split()[0] for one in missed[:TRIED_FROM]} == {"q"}
+    marks = [one.split()[0] for one in missed[TRIED_FROM:]]
+    assert set(marks) <= {"m", "e0"}
+    told = light.locator(".told").first.inner_text()
+    assert (
+        "lowrank with 1\u202f024 candidates has no candidate for the most likely token at " in told
+    )
+    assert f"at {marks.count('m')} of {len(marks)} steps" in told
+    assert light.locator(".legend:visible").all_inner_texts()[0].startswith("wrongly pruned")
+    # A choice in a list switches to its view.
+    light.select_option("#held", "streaming")
+    assert light.is_checked("#views input[value=held]")
+    held = light.evaluate(LOOKS)
+    assert {one.split()[0] for one in held[:20]} == {"q"}
+    assert {one.split()[0] for one in held[20:TRIED_FROM]} <= {"x", "e1", "e2", "e3", "e4"}
+    assert held[TRIED_FROM].split() == ["e5", "c", "g", "b"]
+    assert "streaming, asked to keep 25" in light.locator(".told").first.inner_text()
+    light.locator("#views input[value=held]").focus()
+    light.keyboard.press("ArrowRight")
+    assert light.is_checked("#views input[value=entropy]")
+    assert light.evaluate(LOOKS) == before
+    assert light.locator(".told").first.inner_text() == ""
+
+
+def test_four_thousand_tokens_are_shown_and_switched_at_once(
+    browser: Browser, long_report: Path
+) -> None:
+    pages = opened(browser, long_report, "light")
+    page = next(pages)
+    assert page.locator(".tokens > span").count() == MOST_TOKENS
+    start = time.perf_counter()
+    page.check("#views input[value=held]")
+    page.locator(".tokens").first.focus()
+    page.keyboard.press("End")
+    assert f"position {MOST_TOKENS - 1}, " in page.locator("#facts").inner_text()
+    # So slow only where each token is looked for from the start.
+    assert time.perf_counter() - start < 30
+    assert len(set(page.evaluate(LOOKS))) > 5
+    page.set_viewport_size({"width": 400, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert next(pages, None) is None
+
+
+def test_print_shows_what_is_folded_and_no_controls(light: Page) -> None:
+    light.emulate_media(media="print")
+    light.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert light.locator("details:not([open])").count() == 0
+    assert light.locator(".tokens").last.is_visible()
+    for hidden in ("#views", "#theme", "nav"):
+        assert not light.locator(hidden).first.is_visible()
+
+
+def test_motion_is_smooth_only_where_it_is_wanted(light: Page) -> None:
+    scrolling = "getComputedStyle(document.documentElement).scrollBehavior"
+    assert light.evaluate(scrolling) == "smooth"
+    light.emulate_media(reduced_motion="reduce")
+    assert light.evaluate(scrolling) == "auto"
 
 
 def test_the_page_is_whole_without_script(browser: Browser, report: Path) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(report.as_uri())
-    assert page.locator(".verdict").count() == 2
     assert page.locator("svg.drawing").first.is_visible()
-    assert "entropy" in (page.locator(".tokens .t").nth(5).get_attribute("title") or "")
-    assert page.locator("button:visible").count() == 0
+    looks = page.locator(".tokens > span").evaluate_all("all => all.map(one => one.className)")
+    assert {f"e{n}" for n in range(6)} <= {one.split()[0] for one in looks}
+    assert page.locator(".legend:visible").count() == 2
+    assert page.locator("#views, button, select").locator("visible=true").count() == 0
+    assert page.locator("table caption", has_text="highest entropy").count() == 3
     context.close()

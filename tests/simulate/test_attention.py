@@ -115,6 +115,9 @@ def check_layer(frame: Any, slow: SlowLayer, point: int, later_row: int, share: 
         assert row["num_scored"] == len(slow.times)
         for name, value in slow.shapes(kv_head).items():
             same(row[name], value, name)
+        np.testing.assert_allclose(
+            row["distance_mass"], slow.distance_mass(kv_head), rtol=1e-5, atol=1e-7
+        )
         lags, curve = slow.curve(kv_head)
         if lags:
             assert row["overlap_lags"].tolist() == lags
@@ -215,6 +218,8 @@ def test_one_token_has_one_row_a_head_and_nothing_to_evict() -> None:
     assert (frame["keys_95"] == 1).all()
     assert (frame["entropy_nats"] == 0).all()
     assert frame[["entropy_frac", "needed_frac_95", "point"]].isna().all().all()
+    assert [one.tolist() for one in frame["distance_mass"]] == [[0.0]] * 2
+    assert (frame["first_1_mass"] == 1).all()
     assert recommend(frame.reset_index(), seed=0)["layer"] == []
 
 
@@ -268,6 +273,10 @@ def test_recorded_models_are_measured_as_loops_measure_them(name: str, tmp_path:
     for layer in trace.spec.layers:
         slow = slow_layer(trace, layer, point, str(sequence["sequence_id"]))
         row = frame.loc[(layer.index, schema.ALL)]
+        np.testing.assert_allclose(
+            row["distance_mass"], slow.distance_mass(schema.ALL), rtol=1e-3, atol=1e-6
+        )
+        assert sum(row["distance_mass"]) + row["first_1_mass"] == pytest.approx(1, abs=1e-6)
         for column, value in slow.shapes(schema.ALL).items():
             # A key more or less at the very edge of a mass is float32's to decide.
             same(row[column], value, column, rtol=0.02 if "keys_" in column else 1e-3)
@@ -295,7 +304,7 @@ def test_without_queries_and_keys_the_recorded_statistics_give_the_shape(
     assert poor["first_4_mass"].isna().all() == is_sunk
     if not is_sunk:
         np.testing.assert_allclose(poor["first_4_mass"], whole["first_4_mass"], atol=1e-5)
-    assert poor[["keys_95", "gini", "needed_frac_95", "half_life_rows"]].isna().all().all()
+    assert poor[["keys_95", "gini", "distance_mass", "half_life_rows"]].isna().all().all()
     assert recommend(poor.reset_index(), seed=0)["layer"] == []
 
 

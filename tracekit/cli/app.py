@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tracekit.cli import doctor, import_, listing, record, report, show, simulate, validate
+from tracekit.cli import (
+    compare,
+    doctor,
+    import_,
+    listing,
+    plan,
+    record,
+    report,
+    show,
+    simulate,
+    validate,
+)
+from tracekit.cli.config import configurable
 from tracekit.errors import InterruptedRunError, TracekitError
 
 if TYPE_CHECKING:
@@ -53,13 +65,17 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "record": record.record,
     "simulate": simulate.simulate,
     "report": report.report,
+    "compare": compare.compare,
+    "plan": plan.plan,
     "show": show.show,
     "validate": validate.validate,
     "list": listing.list_,
     "doctor": doctor.doctor,
 }
+_WITHOUT_CONFIG = ("validate", "list", "doctor")  # They have nothing to set.
 for _name, _command in _COMMANDS.items():
-    app.command(_name)(_stoppable(_command))
+    _whole = _command if _name in _WITHOUT_CONFIG else configurable(_command)
+    app.command(_name)(_stoppable(_whole))
 
 
 for _format in import_.import_app.registered_commands:

@@ -149,6 +149,52 @@ def row_shape(rows: Rows) -> dict[str, torch.Tensor]:
     return columns | _concentration(rows) | _places(weights, rows)
 
 
+def num_distances(num_tokens: int, window: int | None) -> int:
+    """Return how many distance bins hold all keys that any row of a layer sees.
+
+    Parameters
+    ----------
+    num_tokens
+        Length of the sequence, at least 1.
+    window
+        Keys that a row sees at most; None: all up to its own.
+    """
+    width = num_tokens if window is None else min(num_tokens, window)
+    # Bin 0 is distance 0, bin b the distances of b binary digits.
+    return 1 + (width - 1).bit_length()
+
+
+def distance_mass(rows: Rows, num_bins: int) -> torch.Tensor:
+    """Return the mass of each row by distance from query to key: 0, 1, 2 to 3, 4 to 7 ...
+
+    The sequence's first key is left out: it takes what a row has no use for (Xiao et al. 2023,
+    arXiv 2309.17453), at whatever distance it is. These and ``first_1_mass``, which is 0 where a
+    window has passed it, add up to 1. The bins are ours.
+
+    Parameters
+    ----------
+    rows
+        Of one layer.
+    num_bins
+        As ``num_distances`` says; farther keys are left out.
+
+    Returns
+    -------
+    Tensor
+        float64 [H, Q, num_bins].
+    """
+    first = max(1, rows.first_key)
+    # Without the first key in the sums, its mass rounds nothing away.
+    inside_HQK = rows.weights_HQK[..., first - rows.first_key :].double()
+    before_HQK = pad(inside_HQK.cumsum(-1), (1, 0))
+    query_Q1 = torch.arange(inside_HQK.shape[-2], device=inside_HQK.device)[:, None]
+    # Keys newer than the query are 0; a bin ends where the next, older one begins.
+    ends = torch.tensor([0, *(1 << b for b in range(num_bins))], device=inside_HQK.device)
+    places_QB = (query_Q1 + rows.first_query + 1 - first - ends).clamp_min(0)
+    at_HQB = before_HQK.gather(-1, places_QB.expand(len(before_HQK), -1, -1))
+    return (at_HQB[..., :-1] - at_HQB[..., 1:]).clamp_min(0)
+
+
 def _concentration(rows: Rows) -> dict[str, torch.Tensor]:
     """Return what the sorted weights of each row say."""
     num_seen_Q = rows.num_seen_Q

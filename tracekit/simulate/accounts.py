@@ -94,6 +94,16 @@ class Accounts:
         return self._held
 
     @property
+    def layer(self) -> LayerSpec:
+        """Spec of the first layer; the others of the stack are like it."""
+        return self._layer
+
+    @property
+    def point(self) -> int:
+        """The eviction point: tokens seen at the first decision that scored rows follow."""
+        return self._point
+
+    @property
     def steps_before(self) -> int:
         """Steps between the eviction point and the first row that counts."""
         return self._held.first_row - self._point

@@ -12,7 +12,13 @@ import torch
 from tracekit import schema
 from tracekit.kv.anchors import PromptEnd
 from tracekit.kv.schedule import Spans
-from tracekit.measure.attention_shape import MASS_PERCENT, attention_blocks, row_shape
+from tracekit.measure.attention_shape import (
+    MASS_PERCENT,
+    attention_blocks,
+    distance_mass,
+    num_distances,
+    row_shape,
+)
 from tracekit.measure.top_keys import (
     half_life,
     jaccard_with_others,
@@ -97,8 +103,11 @@ def measure(
     num_heads, num_kv_heads = layer.num_heads, layer.num_kv_heads
     num_old = layer.entries(span.point)
     received = torch.zeros(2, num_heads, num_old, dtype=torch.float64)
+    num_bins = num_distances(key.shape[-2], layer.window)
+    mass_HB = torch.zeros(num_heads, num_bins, dtype=torch.float64)
     for rows in attention_blocks(query, key, layer, span.first_row):
         shapes.append(row_shape(rows))
+        mass_HB += distance_mass(rows, num_bins).sum(1)
         mean_GQK = rows.weights_HQK.double().unflatten(0, (num_kv_heads, -1)).mean(1)
         # Rows that see no more keys than are counted agree of necessity.
         counts_Q = rows.num_seen_Q > TOP
@@ -110,6 +119,7 @@ def measure(
     top_HRk, top_GRk, top_1Rk = (torch.cat(kind, 1) for kind in zip(*tops, strict=True))
     columns: dict[str, Any] = {name: by_head(one, layer) for name, one in shape.items()}
     columns["entropy_variance"] = by_head(shape["entropy_nats"].var(1, keepdims=True), layer)
+    columns["distance_mass"] = _by_distance(mass_HB / (key.shape[-2] - span.first_row), layer)
     columns |= _agreement(top_HRk, top_GRk, layer)
     columns |= _lasting(top_HRk, layer)
     num_later = key.shape[-2] - span.later_row
@@ -160,6 +170,12 @@ def by_head(values_HR: np.ndarray, layer: LayerSpec) -> np.ndarray:
     mean = np.full(len(totals), np.nan)
     np.divide(totals, counts, out=mean, where=counts > 0)
     return mean
+
+
+def _by_distance(mass_HB: torch.Tensor, layer: LayerSpec) -> list[list[float]]:
+    """Return the mean mass by distance, a list for each KV head and the layer."""
+    bins = [by_head(one[:, None], layer) for one in mass_HB.T.numpy()]
+    return [list(map(float, head)) for head in zip(*bins, strict=True)]
 
 
 def _agreement(

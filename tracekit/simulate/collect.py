@@ -15,7 +15,7 @@ from tracekit.simulate.candidate_answers import candidate_answers
 from tracekit.simulate.logit_stats import logit_stats
 from tracekit.simulate.recommend import recommend
 from tracekit.simulate.sensitivity import summarise_layers
-from tracekit.simulate.shown import choose_sequences, shown_tokens
+from tracekit.simulate.shown import choose_sequences, shown_tokens, token_texts
 from tracekit.simulate.stacking import stacking
 from tracekit.simulate.summary import summarise
 from tracekit.simulate.timed_head import write_head_times
@@ -85,10 +85,7 @@ def collect(trace: Trace, results: Results, plan: Plan, done: Sequence[Done]) ->
     for table, columns in made.items():
         num_rows = len(next(iter(columns.values()), ()))
         results.write_table(table, table.build(num_rows, columns))
-    texts = trace.vocabulary()["text"].to_numpy(dtype=object)
-    parts = [shown_tokens(trace, name, texts) for name in choose_sequences(trace)]
-    shown = pa.concat_tables(parts) if parts else schema.SHOWN.schema.empty_table()
-    results.write_table(schema.SHOWN, shown)
+    _write_shown(trace, results, done)
     write_head_times(
         trace,
         results,
@@ -96,6 +93,16 @@ def collect(trace: Trace, results: Results, plan: Plan, done: Sequence[Done]) ->
         was_tried=rows["vocab"].num_rows > 0,
         is_new=any(one.num_computed for one in done),
     )
+
+
+def _write_shown(trace: Trace, results: Results, done: Sequence[Done]) -> None:
+    """Write the tokens of the sequences that a report shows, and what policies left of each."""
+    texts, names = token_texts(trace.vocabulary()), choose_sequences(trace)
+    parts = [shown_tokens(trace, name, texts) for name in names]
+    shown = pa.concat_tables(parts) if parts else schema.SHOWN.schema.empty_table()
+    results.write_table(schema.SHOWN, shown)
+    theirs = [one for one, name in zip(done, trace.sequence_ids, strict=True) if name in names]
+    results.write_table(schema.HELD, results.cells.read(_keys(theirs, schema.HELD), schema.HELD))
 
 
 def _rows(results: Results, plan: Plan, done: Sequence[Done]) -> dict[str, pa.Table]:

@@ -12,6 +12,7 @@ from tracekit.kv.plan import make_shares, observe
 from tracekit.kv.replay import Family, Setting, replay
 from tracekit.kv.schedule import Spans
 from tracekit.simulate.columns import Stack
+from tracekit.simulate.held import HeldEntries
 from tracekit.simulate.lengths import length_bucket
 from tracekit.simulate.stacks import Stacks
 from tracekit.simulate.tally import Tally
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tracekit.kv.budget import Cache
     from tracekit.kv.policy import Policy
     from tracekit.kv.replay import Replay
+    from tracekit.simulate.question import Tables
     from tracekit.simulate.tally import Tallied
     from tracekit.spec import LayerSpec
     from tracekit.trace.reader import Trace
@@ -37,8 +39,8 @@ def replay_sequence(
     *,
     seed: int,
     bytes_per_number: int,
-) -> dict[str, pa.Table]:
-    """Return, by policy text, the rows of ``schema.KV_RESULTS`` on one sequence.
+) -> dict[str, Tables]:
+    """Return, by policy text, the rows of ``schema.KV_RESULTS`` and ``HELD`` on one sequence.
 
     Parameters
     ----------
@@ -56,20 +58,24 @@ def replay_sequence(
     Returns
     -------
     dict
-        Rows for each layer and KV head, each layer, and all together, over all steps and by bucket
-        of steps; policies whose eviction point the sequence does not have are left out.
+        ``kv``: rows for each layer and KV head, each layer, and all together, over all steps and by
+        bucket of steps. ``held``: one row. Policies whose eviction point the sequence does not have
+        are left out.
     """
     recorded = Recorded.of(trace, sequence)
     scores_probes = any(family[0].scorer.needs.influence for family in families)
     stacks = Stacks(trace, recorded.sequence_id, bytes_per_number, probes=scores_probes)
-    tallies: dict[str, Tally] = {}
+    tallies: dict[Policy, tuple[Tally, HeldEntries]] = {}
     for policies, stack in stacked(stacks, families, recorded, seed):
         for n, policy in enumerate(policies):
-            tallies.setdefault(policy.text, Tally()).add(stack, n)
-    by_text = {policy.text: policy for family in families for policy in family}
+            for one in tallies.setdefault(policy, (Tally(), HeldEntries())):
+                one.add(stack, n)
     return {
-        text: result_rows(by_text[text], "local", tally, tally.columns(), recorded, stacks.cache)
-        for text, tally in tallies.items()
+        policy.text: {
+            "kv": result_rows(policy, "local", tally, tally.columns(), recorded, stacks.cache),
+            "held": held.row(policy, recorded.sequence_id),
+        }
+        for policy, (tally, held) in tallies.items()
     }
 
 

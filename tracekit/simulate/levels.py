@@ -63,33 +63,37 @@ class _KvQuestion(Question):
     def _seed(self, sequence: pd.Series[Any]) -> int:
         return seed_of(sequence, self._plan.seed)
 
-    def _by_family(self, cells: Sequence[str], rows: Mapping[str, pa.Table]) -> dict[str, Tables]:
-        """Return cells made of rows by policy text."""
+    def _by_family(self, cells: Sequence[str], made: Mapping[str, Tables]) -> dict[str, Tables]:
+        """Return cells put together of the tables of each policy, by its text."""
         parts = {
-            cell: [rows[one.text] for one in self._families[cell] if one.text in rows]
+            cell: [made[one.text] for one in self._families[cell] if one.text in made]
             for cell in cells
         }
-        return {cell: {"kv": pa.concat_tables(some)} for cell, some in parts.items() if some}
+        return {
+            cell: {name: pa.concat_tables([one[name] for one in some]) for name in self.tables}
+            for cell, some in parts.items()
+            if some
+        }
 
 
 class Local(_KvQuestion):
     """What eviction does to each layer's attention output, its inputs unchanged."""
 
     name = "local"
-    tables = ("kv",)
+    tables = ("kv", "held")
 
     def answer(self, sequence: pd.Series[Any], cells: Sequence[str]) -> Answers:
         """Return families, computed together: they share most of the work."""
 
         def compute(some: Sequence[str]) -> dict[str, Tables]:
-            rows = replay_sequence(
+            made = replay_sequence(
                 self._trace,
                 sequence,
                 [self._families[cell] for cell in some],
                 seed=self._seed(sequence),
                 bytes_per_number=self._plan.bytes_per_number,
             )
-            return self._by_family(some, rows)
+            return self._by_family(some, made)
 
         return all_or_each(compute, cells)
 
@@ -119,7 +123,7 @@ class Predicted(_KvQuestion):
                 text = self._families[cell][0].text
                 if text in found.refused:
                     skipped[cell] = found.refused[text]
-            return self._by_family(some, found.tables)
+            return self._by_family(some, {text: {"kv": one} for text, one in found.tables.items()})
 
         answers = all_or_each(compute, cells)
         answers.skipped |= skipped

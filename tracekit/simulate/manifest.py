@@ -23,6 +23,7 @@ def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
     """Return the content of ``run.json``, before anything is computed."""
     starts = _starts(trace)
     means = _mean_entropy(trace, starts)
+    needles = _needle_positions(trace)
     columns = (
         "sequence_id prompt_id domain num_tokens context_end prompt_end finish_reason text_source"
     )
@@ -30,6 +31,7 @@ def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
         {name: _json(row[name]) for name in columns.split()}
         | {"num_scored": int(row["num_tokens"] - starts[row["sequence_id"]])}
         | {"mean_entropy_nats": _json(means.get(row["sequence_id"], np.nan))}
+        | _needle(row, needles.get(row["sequence_id"]))
         for _, row in trace.sequences.iterrows()
     ]
     names = ("run_id", "created", "host", "versions")
@@ -45,6 +47,8 @@ def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
             "capture": trace.capture,
             "sampler": trace.manifest["settings"]["sampler"],
             "spec": trace.spec.to_json(),
+            # Older traces do not say which tokenizer cut their text.
+            "tokenizer": {"sha256": trace.manifest.get("tokenizer_sha256")},
             **{name: trace.manifest[name] for name in names},
         },
         "sequences": sequences,
@@ -69,6 +73,22 @@ def _mean_entropy(trace: Trace, starts: pd.Series[float]) -> dict[str, float]:
     made = steps["position"].to_numpy() >= ids.map(starts).to_numpy()
     means = steps[made].groupby(ids[made])["entropy_nats"].mean()
     return {str(name): float(mean) for name, mean in means.items()}
+
+
+def _needle_positions(trace: Trace) -> dict[str, int]:
+    """Return the position of the first needle token, by sequence; none where none is marked."""
+    tokens = trace.table("tokens", columns=["sequence_id", "position", "span"])
+    marked = tokens[tokens["span"] == "needle"]
+    first = marked.groupby(marked["sequence_id"].astype(str))["position"].min()
+    return {str(name): int(position) for name, position in first.items()}
+
+
+def _needle(row: pd.Series[Any], position: int | None) -> dict[str, Any]:
+    """Return where the needle of a sequence lies: its position, and that over the haystack."""
+    ends = [_json(row[name]) for name in ("context_end", "prompt_end", "num_tokens")]
+    haystack = next(end for end in ends if end is not None)
+    depth = None if position is None else position / haystack
+    return {"needle_position": position, "needle_depth_frac": depth}
 
 
 def _json(value: Any) -> Any:

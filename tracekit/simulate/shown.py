@@ -9,18 +9,36 @@ import numpy as np
 from tracekit import schema
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
     from tracekit.trace.reader import Trace
 
 SHOWN_SEQUENCES = 6
 SHOWN_CANDIDATES = 5
+SPECIAL = ("\u27e6", "\u27e7")
+"""Stand around the text of a special token."""
 
 
 def choose_sequences(trace: Trace, count: int = SHOWN_SEQUENCES) -> list[str]:
     """Return the first sequence of each domain, at most ``count``, in the order of recording."""
     firsts = trace.sequences.drop_duplicates("domain")["sequence_id"]
     return [str(name) for name in firsts.head(count)]
+
+
+def token_texts(vocabulary: pd.DataFrame) -> np.ndarray:
+    """Return the readable text of each row of the logits; special tokens in double brackets.
+
+    Ordinary tokens can spell the same words as a special one, and the model reads them otherwise.
+
+    Parameters
+    ----------
+    vocabulary
+        Rows of ``schema.VOCAB``.
+    """
+    texts, is_special = vocabulary["text"], vocabulary["class"] == "special"
+    marked: np.ndarray = texts.where(~is_special, SPECIAL[0] + texts + SPECIAL[1]).to_numpy(object)
+    return marked
 
 
 def shown_tokens(trace: Trace, sequence_id: str, texts: np.ndarray) -> pa.Table:
@@ -33,7 +51,7 @@ def shown_tokens(trace: Trace, sequence_id: str, texts: np.ndarray) -> pa.Table:
     sequence_id
         Its sequence.
     texts
-        Readable text by token id.
+        Readable text by token id (``token_texts``).
     """
     tokens = trace.table("tokens", sequence_id=sequence_id)
     steps = trace.table("steps", sequence_id=sequence_id)

@@ -6,15 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from tracekit.report.figures.canvas import INK, REFERENCE, Style, draw, label_ends, styles
+from tracekit import schema
+from tracekit.report.figures.canvas import INK, REFERENCE, Style, draw, label_ends, log_ticks
 from tracekit.report.figures.figure import Drawing
 from tracekit.report.formats import count, number
 from tracekit.simulate.calibration import PowerLaw
-from tracekit.simulate.calibration_cells import counted_cells
+from tracekit.simulate.calibration_cells import calibration_cells, counted_cells
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
     from matplotlib.axes import Axes
 
@@ -27,27 +29,35 @@ MOST_NAMED = 6
 
 _EQUAL, _LAW = "equal", "power law"
 _LAW_STYLE = Style(INK, "-", "")
-_DECADES = 3  # Wider axes have a tick a decade, others one between as well.
 
 
-def calibration_scatter(results: Results) -> Drawing | None:
-    """Return the marks, the diagonal and the power law; None without cells at all three levels."""
-    counted = counted_cells(results.cells)
+def calibration_scatter(results: Results, looks: Mapping[str, Style]) -> Drawing | None:
+    """Return the marks, the diagonal and the power law; None without cells at all three levels.
+
+    Parameters
+    ----------
+    results
+        Its cells are matched anew, its statistics are those of the calibration table.
+    looks
+        Style of each policy, the same in all figures.
+    """
+    of_all = calibration_cells(results.whole)
+    counted = counted_cells(of_all)
     cells = counted[counted["has_log"]]
     if cells.empty:
         return None
     law, named = _law(results), _named(cells)
     sizes = f"n\u00a0=\u00a0{count(len(cells))} cells of {cells['sequence_id'].nunique()} sequences"
-    spearman = number(_value(results, "spearman", "all"))
-    times = number(_value(results, "propagated_over_predicted", "all"))
+    spearman = number(calibrated(results, "spearman")["value"])
+    times = number(calibrated(results, "propagated_over_predicted")["value"])
     others = cells["family"].nunique() - len(named)
     return Drawing(
         name=NAME,
-        svg=_svg(cells, law, named),
+        svg=_svg(cells, law, {one: looks[one] for one in named}),
         caption=(
             "Level propagated, exact and from the model, against level predicted, an estimate from "
             "influence probes; both axes logarithmic. A mark is a policy on a sequence (left out: "
-            f"{_left_out(results)}). Above the dashed diagonal predictions run low. "
+            f"{_left_out(of_all)}). Above the dashed diagonal predictions run low. "
             + (
                 f"Solid: the power law fitted on these marks, propagated = {number(np.exp(law.a))} x "
                 f"predicted^{number(law.b)}; what it corrects stays an estimate. "
@@ -66,22 +76,22 @@ def calibration_scatter(results: Results) -> Drawing | None:
     )
 
 
-def _value(results: Results, statistic: str, group: str) -> float:
-    """Return a statistic of the predictions; NaN where there is none."""
-    rows = results.calibration
+def calibrated(results: Results, statistic: str, group: str = "all") -> dict[str, float]:
+    """Return value, low and high of a statistic of the predicted KL; NaN where there is none."""
+    rows = results.table(schema.CALIBRATION)
     of = (rows["statistic"] == statistic) & (rows["group"] == group)
-    found = rows.loc[of & (rows["level"] == "predicted"), "value"]
-    return float(found.iloc[0]) if len(found) else float("nan")
+    found = rows[of & (rows["level"] == "predicted")]
+    names = ("value", "low", "high")
+    return {one: float(found[one].iloc[0]) if len(found) else float("nan") for one in names}
 
 
 def _law(results: Results) -> PowerLaw | None:
-    law = PowerLaw(_value(results, "power_law_a", "all"), _value(results, "power_law_b", "all"))
-    return law if law.b > 0 else None
+    a, b = (calibrated(results, f"power_law_{one}")["value"] for one in "ab")
+    return PowerLaw(a, b) if b > 0 else None
 
 
-def _left_out(results: Results) -> str:
+def _left_out(cells: pd.DataFrame) -> str:
     """Return how many cells are no marks, and why."""
-    cells = results.cells
     counted = counted_cells(cells)
     return (
         f"{int(cells['is_bound'].sum())} of bounds, "
@@ -98,8 +108,8 @@ def _named(cells: pd.DataFrame) -> list[str]:
     return sorted(str(family) for family in farthest)
 
 
-def _svg(cells: pd.DataFrame, law: PowerLaw | None, named: list[str]) -> str:
-    looks = {one: replace(style, dash="") for one, style in styles(named).items()}
+def _svg(cells: pd.DataFrame, law: PowerLaw | None, named: Mapping[str, Style]) -> str:
+    looks = {one: replace(style, dash="") for one, style in named.items()}
 
     def paint(axes: Axes) -> None:
         axes.set(xlabel="KL in nats a token, level predicted", xscale="log")
@@ -126,12 +136,9 @@ def _fit_axes(axes: Axes, cells: pd.DataFrame) -> None:
     """Give both axes the same limits and plain ticks."""
     both = cells[["kl_predicted_nats", "kl_nats"]].to_numpy()
     least, most = float(both.min()) / 1.6, float(both.max()) * 1.6
-    between = (1.0, 3.0) if np.log10(most / least) < _DECADES else (1.0,)
     axes.set(xlim=(least, most), ylim=(least, most))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=between))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    log_ticks(axes.xaxis)
+    log_ticks(axes.yaxis)
 
 
 def _line(axes: Axes, x: np.ndarray, y: np.ndarray, style: Style) -> tuple[float, float]:

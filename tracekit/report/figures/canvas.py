@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as MplFigure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
+from tracekit.report.figures.page_svg import for_page
 from tracekit.report.formats import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
     from tracekit.report.load import Point
 
@@ -30,8 +31,10 @@ INK = "#010203"
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", INK)
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_BAND_ALPHA = 0.1
 _LONGEST_LABEL = 24
-MOST_NAMED = 9
+_TICK_DECADES = 3  # Wider logarithmic axes have a tick a decade, others one between as well.
+MOST_NAMED = 12
 """Lines of a figure that have a colour and a name; beyond, names cannot be told apart."""
 
 _SETTINGS: dict[Any, Any] = {
@@ -100,7 +103,7 @@ def draw(name: str, paint: Callable[[Axes], None]) -> str:
         paint(axes)
         file = io.BytesIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return _for_page(file.getvalue().decode("utf-8"), name)
+    return for_page(file.getvalue().decode("utf-8"), name, INK)
 
 
 def line(axes: Axes, curve: Sequence[Point], style: Style) -> tuple[float, float]:
@@ -118,7 +121,7 @@ def line(axes: Axes, curve: Sequence[Point], style: Style) -> tuple[float, float
         [point.low for point in banded],
         [point.high for point in banded],
         color=style.color,
-        alpha=0.14,
+        alpha=_BAND_ALPHA,
         linewidth=0,
     )
     return curve[-1].x, curve[-1].mean
@@ -149,17 +152,36 @@ def lines(
     return {name: line(axes, curves[name], looks[name]) for name in curves if name in named}
 
 
-def kept_axis(axes: Axes, label: str = "kept fraction of the cache") -> None:
-    """Let x be a kept fraction from 0 to 1, the removed fraction along the top."""
+def kept_axis(axes: Axes, label: str = "kept fraction of the cache", rest: str = "removed") -> None:
+    """Let x be a kept (or read) fraction from 0 to 1, what is left of it along the top."""
     axes.set(xlabel=label, xlim=(0, 1))
     axes.xaxis.set_major_formatter(PercentFormatter(1, symbol="\u00a0%"))
     top = axes.secondary_xaxis("top", functions=(_rest, _rest))
-    top.set_xlabel("removed")
+    top.set_xlabel(rest)
     top.xaxis.set_major_formatter(PercentFormatter(1, symbol="\u00a0%"))
 
 
 def _rest(frac: Any) -> Any:
     return 1 - frac
+
+
+def log_ticks(axis: Axis) -> None:
+    """Write plain numbers at the ticks of a logarithmic axis whose limits are set."""
+    least, most = axis.get_view_interval()
+    between = (1.0, 3.0) if math.log10(most / least) < _TICK_DECADES else (1.0,)
+    axis.set_major_locator(LogLocator(subs=between))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def ring(axes: Axes, points: Iterable[Point]) -> None:
+    """Draw a ring around points that are not what they seem; the caption says why."""
+    spots = [(point.x, point.mean) for point in points]
+    if spots:
+        x, y = zip(*spots, strict=True)
+        axes.plot(
+            x, y, linestyle="", marker="o", markersize=10, fillstyle="none", color=INK, alpha=0.75
+        )
 
 
 def reference(axes: Axes, y: float) -> tuple[float, float]:
@@ -228,15 +250,3 @@ def _spread(heights: list[float]) -> list[float]:
         placed[number] = min(placed[number], ceiling)
         ceiling = placed[number] - gap
     return placed
-
-
-def _for_page(document: str, name: str) -> str:
-    """Return the bare ``<svg>`` element: page colours, generic font, ids of its own, no links."""
-    svg = document[document.index("<svg") :].rstrip()
-    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
-    svg = re.sub(r"<svg [^>]*?viewBox=", "<svg viewBox=", svg, count=1)
-    svg = svg.replace("xlink:href", "href").replace(INK, "currentColor")
-    svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    return re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)

@@ -95,6 +95,8 @@ class Map(Figure):
         What the rows are.
     legend
         Labels along the legend, low to high.
+    marked
+        Row labels that are pointed at; the caption says why.
     """
 
     ending: ClassVar[str] = "png"
@@ -104,6 +106,7 @@ class Map(Figure):
     columns: tuple[str, ...]
     row_axis: str
     legend: tuple[str, ...]
+    marked: tuple[str, ...] = ()
 
     @property
     def content(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Which layers a policy hurts: output error by layer and policy, one pixel a cell."""
+"""Which layers and heads a policy hurts: local output error by layer and policy, or KV head."""
 
 from __future__ import annotations
 
@@ -6,75 +6,97 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tracekit.report.figures.figure import Map
-from tracekit.report.figures.pixels import pixels, scale
-from tracekit.report.formats import percent
+from tracekit.report.figures.heat import layer_heat
+from tracekit.report.figures.measure import HALF
+from tracekit.report.formats import percent, sample_sizes
 from tracekit.schema import ALL
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
 
-    from tracekit.report.load import Results
+    from tracekit.report.figures.figure import Map
+    from tracekit.report.load import Point, Results
 
-WANTED_FRAC = 0.5
-"""Kept fraction near which the map is drawn."""
+_MEANING = "relative error of the attention output, mean over sequences"
 
 
-def layer_map(results: Results) -> Map | None:
-    """Return the map of mean output error by layer and policy; None without rows by layer.
+def layer_map(results: Results, chosen: Mapping[str, Point]) -> Map | None:
+    """Return the map of mean local output error by layer and policy; None without rows by layer.
 
-    Each policy is taken at its mean kept fraction nearest ``WANTED_FRAC``. Cells of sequences in
-    which a layer evicted nothing are not averaged.
+    Parameters
+    ----------
+    results
+        Read at level local. Sequences in which a layer evicted nothing are not averaged.
+    chosen
+        By family, the policy that is shown.
     """
     rows = results.kv[(results.kv["level"] == "local") & (results.kv["kv_head"] == ALL)]
-    kept = _chosen(rows[(rows["layer"] == ALL) & (rows["num_evicted"] > 0)])
-    cells = rows[(rows["layer"] >= 0) & rows["policy"].isin(set(kept["policy"]))]
-    counted = cells[(cells["num_evicted"] > 0) & cells["output_error"].notna()]
+    names = {point.name: family for family, point in chosen.items()}
+    cells = rows[(rows["layer"] >= 0) & rows["policy"].isin(set(names))]
+    counted = counted_rows(cells)
     if counted.empty:
         return None
     means = counted.pivot_table(index="layer", columns="family", values="output_error")
     error_LP = means.reindex(range(int(cells["layer"].max()) + 1)).to_numpy(dtype=np.float64)
     families = [str(family) for family in means.columns]
-    top = float(np.nanmax(error_LP)) or 1.0
-    layer, policy = divmod(int(np.nanargmax(error_LP)), len(families))
-    pairs = zip(kept["family"], kept["kept_frac"], strict=True)
-    fractions = ", ".join(f"{family} {percent(frac)}" for family, frac in pairs)
-    return Map(
-        name="error-by-layer",
-        png=pixels(error_LP / top),
-        legend_png=scale(),
-        rows=tuple(str(number) for number in range(len(error_LP))),
-        columns=tuple(families),
-        row_axis="layer, 0 (the input side) at the top",
-        legend=("0\u00a0%", percent(top / 2), percent(top)),
+    fractions = ", ".join(f"{family} {percent(chosen[family].x)}" for family in families)
+    table = _numbers(cells, counted, chosen)
+    return layer_heat(
+        "error-by-layer",
+        error_LP,
+        [one if chosen[one].causal else f"{one} (bound)" for one in families],
+        write=percent,
         caption=(
-            f"Level {'local'}: relative error of the attention output of each layer, mean "
-            f"over sequences, at the measured kept fraction nearest {percent(WANTED_FRAC)} "
-            f"({fractions}). Layer 0 is at the top. Hatched: nothing was evicted there, so there "
-            "is nothing to average."
+            f"Level local: {_MEANING} ({sample_sizes(table.loc[table['n'] > 0, 'n'])}), each policy "
+            f"at its measured kept fraction nearest {percent(HALF)} ({fractions})."
         ),
-        alt=(
-            f"Map of output error by layer and policy: the largest is {percent(top)} "
-            f"({families[policy]}, layer {layer}), the mean over all cells "
-            f"{percent(float(np.nanmean(error_LP)))}."
-        ),
-        table=_numbers(cells, counted, kept),
+        what="local output error by layer and policy",
+        table=table,
     )
 
 
-def _chosen(whole: pd.DataFrame) -> pd.DataFrame:
-    """Return family, policy and kept_frac of each family's policy nearest the wanted fraction."""
-    means = whole.groupby(["family", "policy"])["kept_frac"].mean().reset_index()
-    means["distance"] = (means["kept_frac"] - WANTED_FRAC).abs()
-    return means.sort_values(["family", "distance", "policy"]).drop_duplicates("family")
+def head_error_map(results: Results, shown: Point) -> Map | None:
+    """Return the map of local output error by layer and KV head under one policy, if there is one."""
+    rows = results.kv
+    cells = rows[(rows["level"] == "local") & (rows["policy"] == shown.name)]
+    counted = counted_rows(cells[(cells["layer"] >= 0) & (cells["kv_head"] >= 0)])
+    if counted.empty:
+        return None
+    of_head = counted.groupby(["layer", "kv_head"])["output_error"]
+    table = of_head.agg(output_error="mean", n="size").reset_index()
+    error_LG = np.full((int(table["layer"].max()) + 1, int(table["kv_head"].max()) + 1), np.nan)
+    error_LG[table["layer"], table["kv_head"]] = table["output_error"]
+    return layer_heat(
+        "error-by-head",
+        error_LG,
+        [f"head {number}" for number in range(error_LG.shape[1])],
+        write=percent,
+        caption=(
+            f"Level local: {_MEANING} ({sample_sizes(table['n'])}), of each KV head under "
+            f"{shown.family} at {percent(shown.x)} kept: of the evicting policies that a decoder can "
+            "have, the best at about a half."
+        ),
+        what=f"local output error by layer and KV head under {shown.family}",
+        table=table.assign(policy=shown.name),
+    )
 
 
-def _numbers(cells: pd.DataFrame, counted: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
+def counted_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows in which something was evicted, or changed by a transform of all entries."""
+    changed = (rows["num_evicted"] > 0) | (rows["target_frac"] >= 1)
+    return rows[changed & rows["output_error"].notna()]
+
+
+def _numbers(
+    cells: pd.DataFrame, counted: pd.DataFrame, chosen: Mapping[str, Point]
+) -> pd.DataFrame:
     """Return the cells as rows, with how many sequences count and how many are left out."""
     keys = ["family", "policy", "layer"]
     counts = counted.groupby(keys)["output_error"].agg(output_error="mean", n="size")
     table = cells.groupby(keys).size().to_frame("num_sequences").join(counts).reset_index()
     table["n"] = table["n"].fillna(0).astype(int)
     table["num_excluded"] = table["num_sequences"] - table["n"]
-    table["kept_frac"] = table["policy"].map(kept.set_index("policy")["kept_frac"])
+    table["kept_frac"] = table["family"].map({name: point.x for name, point in chosen.items()})
     return table[["family", "policy", "kept_frac", "layer", "output_error", "n", "num_excluded"]]

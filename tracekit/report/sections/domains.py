@@ -1,18 +1,105 @@
-"""To be written."""
+"""Domain by domain at about half the cache, level by level, and which domain breaks first."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from tracekit.report.blocks import Absent
+from tracekit.report.blocks import Absent, Block, Heading, Section, Text
+from tracekit.report.breaking import first_to_break, needs
+from tracekit.report.estimates import bare, cell, compact, short
+from tracekit.report.formats import percent
+from tracekit.report.tables import Cell, HtmlTable, text_column
+from tracekit.report.verdicts import DOMAIN_PROMPTS, at_fraction, prompts, yardsticks
 
 if TYPE_CHECKING:
-    from tracekit.report.blocks import Section
-    from tracekit.report.load import Results
+    from tracekit.report.load import Point, Results
     from tracekit.report.options import Options
+    from tracekit.report.verdicts import Yardstick
+
+WANTED_FRAC = 0.50
+"""Kept fraction asked for at which domains are compared."""
+
+MOST_POLICIES = 6
+"""Policies beside each other; the others are left out, and counted."""
 
 
 def section(results: Results, options: Options) -> Section | Absent:
-    """Return the section."""
-    del results, options
-    return Absent(what="domains", command="tracekit simulate TRACE -o RESULTS")
+    """Return one table a level, and the domain that breaks first where there are prompts enough."""
+    blocks: list[Block] = []
+    if results.domains("kv"):
+        for yardstick in yardsticks(results, options):
+            blocks += _level(results, yardstick)
+    if not blocks:
+        return Absent(
+            what="Domains: no policy that evicts was replayed",
+            command="tracekit simulate TRACE -o RESULTS --level local,predicted,propagated",
+        )
+    return Section(name="domains", title="Domain by domain", short="Domains", blocks=tuple(blocks))
+
+
+def _level(results: Results, yardstick: Yardstick) -> list[Block]:
+    """Return the blocks of one level; none if no policy evicts."""
+    found = at_fraction(results, yardstick, WANTED_FRAC)
+    if not found:
+        return []
+    best = sorted(found.values(), key=lambda point: (point.mean, point.family))
+    return [
+        Heading(text=f"Level {yardstick.level}"),
+        Text(text=first_to_break(results, yardstick)),
+        _table(results, yardstick, best[:MOST_POLICIES], len(best)),
+    ]
+
+
+def _table(
+    results: Results, yardstick: Yardstick, chosen: list[Point], num_policies: int
+) -> HtmlTable:
+    """Return the losses of the chosen policies in each domain."""
+    have = prompts(results, yardstick.level)
+    rows = []
+    for domain in (one for one in results.domains("kv") if one in have):
+        curves = results.methods(
+            "kv", yardstick.measure, level=yardstick.level, domain=domain
+        ).values()
+        points = {point.cell: point for curve in curves for point in curve}
+        there = [points.get(point.cell) for point in chosen]
+        rows.append(
+            (
+                cell(domain),
+                cell(str(have[domain]), have[domain]),
+                *(_loss(point, yardstick) for point in there),
+                _verdict(results, yardstick, domain, have[domain]),
+            )
+        )
+    unit = "nats a token" if yardstick.unit else "%"
+    others = num_policies - len(chosen)
+    caption = (
+        f"{yardstick.name[0].upper()}{yardstick.name[1:]} ({unit}) by domain, level "
+        f"{yardstick.level}, where the fraction asked for is nearest {percent(WANTED_FRAC)}: mean, "
+        "95\u00a0% interval, sequences; least loss over all domains first. Needs: the smallest "
+        "measured kept fraction from which on a policy that evicts stays below "
+        f"{yardstick.write(yardstick.bound)} with its interval; no verdict below {DOMAIN_PROMPTS} "
+        f"prompts. Bounds are left out{f', and {others} more policies' if others else ''}."
+    )
+    return HtmlTable(
+        name=f"domains-{yardstick.level}",
+        caption=caption,
+        columns=tuple(
+            map(text_column, ("domain", "prompts", *(one.family for one in chosen), "needs"))
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _loss(point: Point | None, yardstick: Yardstick) -> Cell:
+    write = bare if yardstick.level == "local" else short
+    return cell(compact(point, write), math.nan if point is None else point.mean)
+
+
+def _verdict(results: Results, yardstick: Yardstick, domain: str, num_prompts: int) -> Cell:
+    if num_prompts < DOMAIN_PROMPTS:
+        return cell("no verdict")
+    need = needs(results, yardstick, domain)
+    if need is None:
+        return cell("no measured fraction", 1)
+    return cell(f"{percent(need.x)} with {need.family}", need.x)

@@ -1,18 +1,106 @@
-"""To be written."""
+"""Which tokens need a logit: what candidate sets cover, miss, read and gain."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.report.blocks import Absent
+from tracekit.report.blocks import Absent, Details, Heading, Items, Section, Text
+from tracekit.report.figures.cost_curve import cost_curve
+from tracekit.report.figures.coverage import ARGMAX, MASS, coverage
+from tracekit.report.figures.tails import tails
+from tracekit.report.sections.vocabulary_attended import drift, foretelling
+from tracekit.report.sections.vocabulary_controllers import controllers
+from tracekit.report.sections.vocabulary_cost import batches, findings, measured
+from tracekit.report.sections.vocabulary_estimators import by_domain, estimators, percentiles
+from tracekit.report.sections.vocabulary_misses import misses
+from tracekit.report.sections.vocabulary_named import named, with_family
+from tracekit.report.sections.vocabulary_verdicts import few, reasons, sentences, verdicts
+from tracekit.schema import CANDIDATES
 
 if TYPE_CHECKING:
-    from tracekit.report.blocks import Section
+    from tracekit.report.blocks import Block
     from tracekit.report.load import Results
     from tracekit.report.options import Options
+    from tracekit.report.sections.vocabulary_named import Named
+
+_COMMAND = "tracekit simulate TRACE -o RESULTS --vocab frequency --vocab previous --vocab lowrank"
 
 
 def section(results: Results, options: Options) -> Section | Absent:
-    """Return the section."""
-    del results, options
-    return Absent(what="vocabulary", command="tracekit simulate TRACE -o RESULTS")
+    """Return what candidate sets keep of the vocabulary, and what they cost."""
+    del options
+    absent = Absent(what="Which tokens need a logit: candidate sets", command=_COMMAND)
+    sets = _sets(results) if results.curves("vocab", "hit_argmax") else [absent]
+    attended: list[Block] = [
+        *_titled("Does attention point at the next token?", foretelling(results)),
+        *_titled("Do anchors drift?", drift(results)),
+    ]
+    if sets == [absent] and not attended:
+        return absent
+    attended = attended or [
+        Absent(
+            what="Whether attention points at the next token",
+            command="tracekit simulate TRACE -o RESULTS --attention",
+        )
+    ]
+    return Section(
+        name="vocabulary",
+        title="Vocabulary: which tokens need a logit",
+        short="Vocabulary",
+        blocks=(*sets, *attended),
+    )
+
+
+def _sets(results: Results) -> list[Block]:
+    """Return what candidate sets cover, miss and cost."""
+    chosen = named(results)
+    return [
+        *_answer(results, chosen),
+        *_figures(results, chosen),
+        *_by_domain(results, chosen),
+        *_titled("What is missed", misses(results, chosen)),
+        *_titled("Batches and the clock", _costs(results, chosen)),
+        *_titled("Sizes set at each step", controllers(results)),
+    ]
+
+
+def _answer(results: Results, chosen: Named) -> list[Block]:
+    items = tuple(findings(results, chosen))
+    found: list[Block] = [Text(text=one, look="verdict") for one in sentences(results)]
+    return [*found, Items(items=items)] if items else found
+
+
+def _figures(results: Results, chosen: Named) -> list[Block]:
+    rows = results.table(CANDIDATES)
+    at_size = with_family(results, rows[rows["size"] == chosen.size])
+    blocks = (
+        Text(text=chosen.rule, look="rule"),
+        cost_curve(results, chosen.looks),
+        coverage(results, ARGMAX, chosen.looks, chosen.size),
+        estimators(results, chosen),
+        coverage(results, MASS, chosen.looks, chosen.size),
+        tails(results, at_size, chosen.looks, chosen.size),
+        percentiles(results, chosen),
+    )
+    return [one for one in blocks if one is not None]
+
+
+def _by_domain(results: Results, chosen: Named) -> list[Block]:
+    told, judged, table = few(results), verdicts(results), by_domain(results, chosen)
+    blocks: list[Block] = [Text(text=told, look="caution")] if told else []
+    blocks += [judged, reasons(results)] if judged is not None else []
+    blocks += [table] if table is not None else []
+    return _titled("By domain", blocks)
+
+
+def _costs(results: Results, chosen: Named) -> list[Block]:
+    blocks: list[Block] = [one for one in (batches(results, chosen),) if one is not None]
+    clock = measured(results)
+    if clock is not None:
+        blocks.append(Details(summary="What the clock said, all sizes", blocks=(clock,)))
+    return blocks
+
+
+def _titled(title: str, blocks: list[Block]) -> list[Block]:
+    """Return blocks under a heading, and no heading over nothing."""
+    return [Heading(text=title), *blocks] if blocks else []

@@ -1,0 +1,245 @@
+"""Claims about logits and states: attention, entropy, length and domain."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from tracekit import schema
+from tracekit.measure.stats import Interval, bootstrap_mean, paired_difference
+from tracekit.report.claims.claim import (
+    REFUTED,
+    SUPPORTED,
+    UNTOLD,
+    Claim,
+    Said,
+    claim,
+    signed_verdict,
+    untold,
+)
+from tracekit.report.estimates import between
+from tracekit.report.formats import percent
+from tracekit.report.schemes import best_scheme, of_scheme
+from tracekit.report.verdicts import DOMAIN_PROMPTS, LEVEL_SEQUENCES, at_fraction, judging
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+
+    from tracekit.report.load import Point, Results
+    from tracekit.report.options import Options
+
+COMPARED_SIZE = 1024
+"""Candidates at which estimators are compared."""
+
+COMPARED_FRAC = 0.50
+"""Kept fraction asked for at which lengths are compared."""
+
+SUITED = ("article", "dialogue", "story", "summary")
+UNSUITED = ("arithmetic", "code", "math", "mathematics", "reasoning", "translation")
+"""Kinds of text that pruning the vocabulary is said to suit, and not to suit."""
+
+
+@claim(
+    "Attention tells which token comes next",
+    rule=(
+        "mean over layers and heads: supported if the interval of the attention on the next token, "
+        "where it stands in the context, is above that of an even spread; not supported if below"
+    ),
+)
+def attention_foretells(results: Results, options: Options) -> Said:
+    """Judge attention on the next token against chance."""
+    del options
+    rows = results.table(schema.ATTENDED_SUMMARY)
+    rows = rows[
+        (rows["layer"] == schema.ALL)
+        & (rows["head"] == schema.ALL)
+        & (rows["domain"] == schema.ANY)
+        & rows["context_first"].isna()
+    ]
+    found = {str(row["measure"]): row for row in rows.to_dict("records")}
+    names = ("next_mass", "chance_mass")
+    if any(name not in found or math.isnan(found[name]["low"]) for name in names):
+        return untold("attention on the next token has no interval (tracekit simulate --attention)")
+    mass, even = (found[name] for name in names)
+    verdict = _apart(mass, even)
+    says = (
+        f"{percent(mass['mean'])} [{percent(mass['low'])}, {percent(mass['high'])}] of the attention "
+        f"against {percent(even['mean'])} [{percent(even['low'])}, {percent(even['high'])}], level "
+        f"{mass['level']}; the copy is the most attended token in "
+        f"{percent(found['top_1_hit']['mean'])} of these steps"
+    )
+    return Said(verdict, says, str(int(mass["n"])))
+
+
+def _apart(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> str:
+    """Return the verdict on 'one is above the other': intervals that do not touch."""
+    if one["low"] > other["high"]:
+        return SUPPORTED
+    return REFUTED if one["high"] < other["low"] else UNTOLD
+
+
+_STATE = (
+    f"sizes that follow the state, mean nearest {COMPARED_SIZE}, against the same sizes at other "
+    "steps: supported if the paired interval of the share of steps whose most likely token is a "
+    "candidate is above 0, not supported if it is below 0 or across it"
+)
+
+
+def _controlled(results: Results, kind: str) -> Said:
+    """Return whether sizes set by a controller beat the same sizes at other steps."""
+    rows = results.table(schema.VOCAB_RESULTS)
+    rows = rows[rows["controller"].str.startswith(kind)]
+    tried = sorted(set(rows["fit"]) & {"own", "shuffled"})
+    if len(tried) < 2:
+        return untold(f"no estimator ran with the controller {kind}")
+    size = min(sorted(set(rows["size"])), key=lambda one: abs(one - COMPARED_SIZE))
+    parts, verdicts, ns = [], [], []
+    for (estimator, controller), part in rows[rows["size"] == size].groupby(
+        ["estimator", "controller"], sort=True
+    ):
+        hits = part.pivot_table(index="sequence_id", columns="fit", values="hit_argmax")
+        found = paired_difference(hits["own"], hits["shuffled"], seed=results.run["seed"])
+        gained = signed_verdict(found.low, found.high)
+        verdicts.append(REFUTED if gained == UNTOLD and found.low is not None else gained)
+        ns.append(found.n)
+        parts.append(f"{estimator}@{controller}: {_gain(found)}")
+    agreed = verdicts[0] if len(set(verdicts)) == 1 else UNTOLD
+    return Said(agreed, f"{'; '.join(parts)}, {size} candidates in the mean", str(min(ns)))
+
+
+def _gain(found: Interval) -> str:
+    mean = 0.0 if found.mean is None else found.mean
+    return f"{100 * mean:+.1f} points {between(found, lambda value: f'{100 * value:+.1f}')}"
+
+
+@claim("Pruning should follow the rate of the entropy", rule=_STATE)
+def entropy_rate(results: Results, options: Options) -> Said:
+    """Judge the controllers that follow the rate of the entropy."""
+    del options
+    return _controlled(results, "rate")
+
+
+@claim("The free energy should set the candidate budget", rule=_STATE)
+def free_energy(results: Results, options: Options) -> Said:
+    """Judge the controllers that follow the thermodynamic state."""
+    del options
+    return _controlled(results, "thermo")
+
+
+@claim(
+    "Long contexts make errors rise",
+    rule=(
+        f"the best policy that evicts, asked to keep {percent(COMPARED_FRAC)}, in the shortest and "
+        f"the longest length bucket of {LEVEL_SEQUENCES} sequences or more: supported if the "
+        "interval of the longest is above, not supported if below"
+    ),
+)
+def errors_with_length(results: Results, options: Options) -> Said:
+    """Judge loss by length bucket."""
+    yardstick = judging(results, options)
+    points = at_fraction(results, yardstick, COMPARED_FRAC) if yardstick else {}
+    if yardstick is None or not points:
+        return untold("no policy that evicts was replayed")
+    best = min(points.values(), key=lambda point: (point.mean, point.family))
+    found: list[tuple[str, Point]] = []
+    for bucket in results.buckets("kv"):
+        curves = results.methods("kv", yardstick.measure, level=yardstick.level, bucket=bucket)
+        same = [point for point in curves.get(best.family, []) if point.name == best.name]
+        found += [(bucket, point) for point in same if not math.isnan(point.low)]
+    if len(found) < 2:
+        return untold(
+            f"{len(found)} length buckets have {LEVEL_SEQUENCES} sequences at level {yardstick.level}"
+        )
+    (short_name, short), (long_name, long) = found[0], found[-1]
+    verdict = SUPPORTED if long.low > short.high else REFUTED if long.high < short.low else UNTOLD
+    says = (
+        f"{best.family}: {yardstick.told(long)} at {long_name} tokens, {yardstick.told(short)} at "
+        f"{short_name}, level {yardstick.level}"
+    )
+    return Said(verdict, says, str(min(short.n, long.n)))
+
+
+@claim(
+    "Long contexts make attention anchors drift",
+    rule=(
+        "mean over layers, drift over 16 rows in the shortest and the longest bucket of context "
+        "with an interval: supported if that of the longest is above, not supported if below"
+    ),
+)
+def anchors_drift(results: Results, options: Options) -> Said:
+    """Judge the drift of the most attended keys by context length."""
+    del options
+    rows = results.table(schema.ATTENDED_SUMMARY)
+    rows = rows[
+        (rows["layer"] == schema.ALL)
+        & (rows["head"] == schema.ALL)
+        & (rows["domain"] == schema.ANY)
+        & (rows["measure"] == "drift_16")
+        & rows["low"].notna()
+    ].sort_values("context_first")
+    if len(rows) < 2:
+        return untold("fewer than two buckets of context have an interval")
+    near, *_, far = rows.to_dict("records")
+    verdict = _apart(far, near)
+    says = "; ".join(
+        f"drift {percent(one['mean'])} [{percent(one['low'])}, {percent(one['high'])}] at "
+        f"{one['context_first']:.0f} to {one['context_last']:.0f} tokens"
+        for one in (near, far)
+    )
+    return Said(verdict, f"{says}, level {far['level']}", str(int(min(near["n"], far["n"]))))
+
+
+@claim(
+    "Pruning logits suits stories, articles, dialogue and summaries, not translation, code and "
+    "mathematics",
+    rule=(
+        f"the estimator with most hits at {COMPARED_SIZE} candidates for less than the full head, "
+        f"{DOMAIN_PROMPTS} prompts or more in both groups: supported if the interval of hits of the "
+        "first is above that of the second, not supported if it is not"
+    ),
+)
+def suited_domains(results: Results, options: Options) -> Said:
+    """Judge two groups of domains by the share of most likely tokens that are candidates."""
+    del options
+    best = best_scheme(results, COMPARED_SIZE)
+    if best is None:
+        return untold("no estimator reads less than the full head")
+    groups = [_hits(results, best, names) for names in (SUITED, UNSUITED)]
+    sizes = [len(one) for one in groups]
+    if min(sizes) < DOMAIN_PROMPTS:
+        return untold(
+            f"{sizes[0]} prompts of the first kind and {sizes[1]} of the second, "
+            f"{DOMAIN_PROMPTS} needed of each"
+        )
+    first, second = (bootstrap_mean(one.to_numpy(), seed=results.run["seed"]) for one in groups)
+    above = first.low is not None and second.high is not None and first.low > second.high
+    says = (
+        f"{best.family} at {best.x:.0f} candidates: {_share(first)} in the first kind, "
+        f"{_share(second)} in the second"
+    )
+    return Said(SUPPORTED if above else REFUTED, says, f"{first.n}, {second.n}")
+
+
+def _share(found: Interval) -> str:
+    return f"{percent(math.nan if found.mean is None else found.mean)} {between(found, percent)}"
+
+
+def _hits(results: Results, best: Point, domains: tuple[str, ...]) -> pd.Series[float]:
+    """Return the hits of an estimator on each prompt of some domains, its samples together."""
+    rows = results.table(schema.VOCAB_RESULTS)
+    same = of_scheme(rows[rows["domain"].isin(domains)], best)
+    prompt = same["sequence_id"].str.rsplit("#", n=1).str[0]
+    found: pd.Series[float] = same["hit_argmax"].astype(float).groupby(prompt).mean()
+    return found
+
+
+LOGIT_CLAIMS: tuple[Claim, ...] = (
+    attention_foretells,
+    entropy_rate,
+    free_energy,
+    errors_with_length,
+    anchors_drift,
+    suited_domains,
+)

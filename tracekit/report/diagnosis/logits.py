@@ -1,0 +1,210 @@
+"""Candidate sets that do not pay: their cost, what they miss, controllers, batches, copying."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracekit import schema
+from tracekit.measure.stats import paired_difference
+from tracekit.report.diagnosis.rule import Finding, Rule, rule
+from tracekit.report.estimates import between
+from tracekit.report.formats import count, number, percent
+from tracekit.report.schemes import best_scheme, of_scheme
+
+if TYPE_CHECKING:
+    from tracekit.report.load import Results
+    from tracekit.report.options import Options
+
+COMPARED_SIZE = 1024
+"""Candidates at which estimators are looked at."""
+
+CLASS_LIFT, CLASS_SHARE, CLASS_MISSES = 3.0, 0.20, 10
+"""A class is missed so many times more than its share, has so much of all misses, of so many."""
+
+SURE = 0.90
+"""Probability of the most likely token from which a miss is plainly wrong."""
+
+BATCH, BATCH_COST = 8, 0.50
+"""Requests decoded together, and the part of the head's bytes that their union then reads."""
+
+_BEST = f"the best estimator at {COMPARED_SIZE} candidates"
+_VOCAB = "an estimator that reads less than the full head (tracekit simulate --vocab)"
+
+
+@rule(
+    "Estimators cost more than the head",
+    threshold="an estimator reads as much as the full head or more at its smallest size",
+    cause="it searches the whole vocabulary before it names candidates",
+    remedy="one that reads a part of it: lowrank, clustered, screened, previous",
+    needs="an estimator (tracekit simulate --vocab)",
+)
+def dear_estimator(results: Results, options: Options) -> Finding | None:
+    """Measure the cheapest size of each estimator."""
+    del options
+    curves = results.methods("vocab", "cost_frac")
+    if not curves:
+        return None
+    least = {family: min(point.mean for point in curve) for family, curve in curves.items()}
+    dear = [family for family, cost in least.items() if cost >= 1]
+    worst = max(least, key=lambda family: (least[family], family))
+    return Finding(
+        bool(dear),
+        f"{len(dear)} of {len(least)} estimators{': ' * bool(dear)}{', '.join(dear)}; the dearest, "
+        f"{worst}, reads {percent(least[worst])} of the head's bytes, n\u00a0=\u00a0"
+        f"{curves[worst][0].n}",
+    )
+
+
+@rule(
+    "One kind of token is missed most",
+    threshold=(
+        f"{_BEST}: a class has {percent(CLASS_SHARE)} of the misses and {CLASS_LIFT:g} times its "
+        f"share of steps, {CLASS_MISSES} misses or more in all"
+    ),
+    cause="its tokens are rare, or unlike what the estimator looks at",
+    remedy="pin that class, or add a second estimator (first+second)",
+    needs=_VOCAB,
+)
+def missed_class(results: Results, options: Options) -> Finding | None:
+    """Measure the class with the largest lift."""
+    del options
+    best = best_scheme(results, COMPARED_SIZE)
+    if best is None:
+        return None
+    rows = of_scheme(results.table(schema.MISS_CLASSES), best)
+    total = int(rows["num_misses"].sum())
+    rows = rows[rows["miss_share"].notna() & (rows["num_misses"] > 0)]
+    if rows.empty:
+        return None
+    large = rows[rows["miss_share"] >= CLASS_SHARE]
+    one = (large if len(large) else rows).sort_values(["lift", "class"]).to_dict("records")[-1]
+    return Finding(
+        total >= CLASS_MISSES and one["lift"] >= CLASS_LIFT and one["miss_share"] >= CLASS_SHARE,
+        f"{best.family}: {one['class']} has {percent(one['miss_share'])} of {count(total)} misses and "
+        f"{percent(one['step_share'])} of steps, {number(one['lift'], 2)} times its share, "
+        f"n\u00a0=\u00a0{best.n}",
+    )
+
+
+@rule(
+    "Tokens that the model was sure of are pruned",
+    threshold=f"{_BEST} misses a most likely token of probability {percent(SURE)} or more",
+    cause="the set is named before the head runs, and does not see how sure it is",
+    remedy="a larger set, or a check that falls back to the full head (@fallback)",
+    needs=_VOCAB,
+)
+def sure_misses(results: Results, options: Options) -> Finding | None:
+    """Count misses of certain tokens among those listed."""
+    del options
+    best = best_scheme(results, COMPARED_SIZE)
+    table = results.table(schema.MISSES)
+    if best is None or table.empty:
+        return None
+    rows = of_scheme(table, best).sort_values("place")
+    sure = rows[rows["best_prob"] >= SURE]
+    total = int(rows["num_misses"].iloc[0]) if len(rows) else 0
+    more = " or more" * (len(sure) == len(rows) < total)
+    told = f"{best.family}: {len(sure)}{more} of {count(total)} misses"
+    for row in rows.head(1).to_dict("records"):
+        told += f"; the surest is {row['text']!r} at {percent(row['best_prob'])} in {row['sequence_id']}"
+    return Finding(bool(len(sure)), f"{told}, n\u00a0=\u00a0{best.n}")
+
+
+@rule(
+    "The controller is no better than fixed sizes",
+    threshold=(
+        "share of hits with sizes that follow the state less that with the same sizes at other "
+        "steps: interval not above 0, for every controller"
+    ),
+    cause="the state that it follows does not tell which steps are hard",
+    remedy="a fixed size, or a check that falls back to the full head (@fallback)",
+    needs="an estimator with a controller (tracekit simulate --vocab previous@rate)",
+)
+def idle_controller(results: Results, options: Options) -> Finding | None:
+    """Measure sizes in their own order against the same sizes shuffled."""
+    del options
+    rows = results.table(schema.VOCAB_RESULTS)
+    rows = rows[rows["fit"].isin(["own", "shuffled"])]
+    if rows.empty:
+        return None
+    size = min(sorted(set(rows["size"])), key=lambda one: abs(one - COMPARED_SIZE))
+    found = []
+    for (estimator, controller), part in rows[rows["size"] == size].groupby(
+        ["estimator", "controller"], sort=True
+    ):
+        hits = part.pivot_table(index="sequence_id", columns="fit", values="hit_argmax")
+        if {"own", "shuffled"} <= set(hits.columns):
+            gain = paired_difference(hits["own"], hits["shuffled"], seed=results.run["seed"])
+            if gain.mean is not None and gain.low is not None:
+                found.append((gain.low, f"{estimator}@{controller}", gain))
+    if not found:
+        return None
+    low, name, gain = max(found, key=lambda one: one[:2])
+    return Finding(
+        low <= 0,
+        f"{name}: {_points(gain.mean or 0)} points {between(gain, _points)} at {size} candidates in "
+        f"the mean, the best of {len(found)}",
+    )
+
+
+def _points(frac: float) -> str:
+    return f"{100 * frac:+.1f}"
+
+
+@rule(
+    "A batch eats the saving",
+    threshold=f"{_BEST}: the union of {BATCH} requests reads {percent(BATCH_COST)} of the head or more",
+    cause="each request names other candidates, and a batch reads the head once anyway",
+    remedy="a shared list (frequency), smaller sets, or pruning at small batches only",
+    needs=_VOCAB,
+)
+def eaten_by_batch(results: Results, options: Options) -> Finding | None:
+    """Measure what the union of a batch reads."""
+    del options
+    best = best_scheme(results, COMPARED_SIZE)
+    rows = results.table(schema.BATCH_UNIONS)
+    rows = of_scheme(rows, best) if best is not None else rows.iloc[:0]
+    if best is None or rows.empty or BATCH not in set(rows["batch"]):
+        return None
+    by_batch = {row["batch"]: row for row in rows.to_dict("records")}
+    alone, together = by_batch.get(1, by_batch[BATCH]), by_batch[BATCH]
+    return Finding(
+        together["cost_frac"] >= BATCH_COST,
+        f"{best.family}: {percent(alone['cost_frac'])} of the head's bytes alone, "
+        f"{percent(together['cost_frac'])} at batch {BATCH}, {together['num_draws']} batches drawn, "
+        f"n\u00a0=\u00a0{together['n']}",
+    )
+
+
+@rule(
+    "Scoring a few rows takes longer than the whole head",
+    threshold=f"gathering and multiplying {COMPARED_SIZE} rows takes as long as the full head, batch 1",
+    cause="rows that lie apart are copied before they are multiplied",
+    remedy="a kernel that gathers while it multiplies, or candidates that lie side by side",
+    needs="times of the head (tracekit simulate TRACE -o RESULTS --vocab frequency)",
+)
+def slow_gather(results: Results, options: Options) -> Finding | None:
+    """Measure the time of a gathered head against the full one."""
+    del options
+    rows = results.table(schema.HEAD_TIMES)
+    rows = rows[(rows["batch"] == 1) & rows["full_s"].notna()]
+    if rows.empty:
+        return None
+    nearest = (rows["size"] - COMPARED_SIZE).abs().sort_values(kind="stable").index[0]
+    row = rows.loc[[nearest]].to_dict("records")[0]
+    taken = row["gather_s"] + row["multiply_s"]
+    return Finding(
+        taken >= row["full_s"],
+        f"{1000 * taken:.3g}\u00a0ms for {count(row['size'])} rows, {1000 * row['full_s']:.3g}\u00a0ms "
+        f"for the whole head, median of {row['rounds']} rounds, {row['threads']} threads, {row['dtype']}",
+    )
+
+
+LOGIT_RULES: tuple[Rule, ...] = (
+    dear_estimator,
+    missed_class,
+    sure_misses,
+    idle_controller,
+    eaten_by_batch,
+    slow_gather,
+)
