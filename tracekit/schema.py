@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """Raised when a table changes so that older readers would misread it."""
 
-RESULTS_VERSION = 4
+RESULTS_VERSION = 5
 """The same for tables of results, which are computed anew more lightly than a trace is recorded."""
 
 ALL = -1

@@ -111,8 +111,7 @@ class Results:
     @cached_property
     def kv(self) -> pd.DataFrame:
         """Rows of ``schema.KV_RESULTS`` over all steps together, at all levels, layers and heads."""
-        rows = read_table(self.folder, KV_RESULTS)
-        return plain(rows.filter(pc.equal(rows["steps"].cast(pa.string()), ANY)))
+        return plain(read_table(self.folder, KV_RESULTS, where=pc.field("steps") == ANY))
 
     @cached_property
     def whole(self) -> pd.DataFrame:

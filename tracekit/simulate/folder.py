@@ -9,6 +9,7 @@ from tracekit.errors import InputError
 from tracekit.schema import RESULTS_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -60,8 +61,21 @@ def read_run(folder: Path) -> dict[str, Any]:
     return found
 
 
-def read_table(folder: Path, table: Table) -> pa.Table:
+def read_table(
+    folder: Path, table: Table, columns: Sequence[str] | None = None, where: Any = None
+) -> pa.Table:
     """Return a table as it was written; no rows where there is no file.
+
+    Parameters
+    ----------
+    folder
+        The results.
+    table
+        Which table.
+    columns
+        Those of its columns that are wanted, in this order; None: all.
+    where
+        Rows that are wanted, an expression of ``pyarrow.compute``; None: all.
 
     Raises
     ------
@@ -72,14 +86,14 @@ def read_table(folder: Path, table: Table) -> pa.Table:
     import pyarrow.parquet as pq
 
     path = folder / f"{table.name}.parquet"
+    names = list(columns or table.schema.names)
     if not path.exists():
-        return table.schema.empty_table()
+        return table.schema.empty_table().select(names)
     try:
-        rows = pq.read_table(path)
+        if missing := set(names) - set(pq.read_schema(path).names):
+            msg = f"{path} lacks the columns {', '.join(sorted(missing))}; simulate again."
+            raise InputError(msg)
+        return pq.read_table(path, columns=names, filters=where).select(names)
     except (OSError, pa.ArrowException) as error:
         msg = f"{path} is damaged ({' '.join(str(error).split())}): simulate again."
         raise InputError(msg) from error
-    if missing := {column.name for column in table.columns} - set(rows.column_names):
-        msg = f"{path} lacks the columns {', '.join(sorted(missing))}; simulate again."
-        raise InputError(msg)
-    return rows

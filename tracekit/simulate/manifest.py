@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
     """Return the content of ``run.json``, before anything is computed."""
     starts = _starts(trace)
     means = _mean_entropy(trace, starts)
-    needles = _needle_positions(trace)
+    needles, hashes = _needle_positions(trace), _token_hashes(trace)
     columns = (
         "sequence_id prompt_id domain num_tokens context_end prompt_end finish_reason text_source"
     )
@@ -31,6 +32,8 @@ def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
         {name: _json(row[name]) for name in columns.split()}
         | {"num_scored": int(row["num_tokens"] - starts[row["sequence_id"]])}
         | {"mean_entropy_nats": _json(means.get(row["sequence_id"], np.nan))}
+        | {"prompt_sha256": _prompt_hash(row["prompt_text"])}
+        | {"tokens_sha256": hashes[row["sequence_id"]]}
         | _needle(row, needles.get(row["sequence_id"]))
         for _, row in trace.sequences.iterrows()
     ]
@@ -64,6 +67,23 @@ def _starts(trace: Trace) -> pd.Series[float]:
     frame = trace.sequences.set_index("sequence_id")
     starts: pd.Series[float] = frame["prompt_end"].fillna(frame["scored_from"])
     return starts
+
+
+def _token_hashes(trace: Trace) -> dict[str, str]:
+    """Return the SHA-256 of the token ids (little-endian int32) of each sequence."""
+    tokens = trace.table("tokens", columns=["sequence_id", "token_id"])
+    ids = tokens["token_id"].groupby(tokens["sequence_id"].astype(str), sort=False)
+    return {
+        str(name): hashlib.sha256(one.to_numpy(dtype="<i4").tobytes()).hexdigest()
+        for name, one in ids
+    }
+
+
+def _prompt_hash(text: Any) -> str | None:
+    """Return the SHA-256 of a prompt as the model read it; None where there is none."""
+    if type(text) is not str:
+        return None
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def _mean_entropy(trace: Trace, starts: pd.Series[float]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from tracekit.report.verdicts import (
     difference,
     evicts,
     judging,
+    nearest,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ COMPARED_FRAC = 0.50
 
 QUESTION_FACTOR = 2.0
 """Times that a policy loses when it decides before the question."""
+
+ASKED_TOLERANCE = 0.10
+"""Asked fractions that differ by more from ``COMPARED_FRAC`` are not looked at for sinks."""
 
 SINK_MASS = 0.30
 """Attention on the first keys from which they must not be evicted."""
@@ -158,8 +162,10 @@ def sinks_evicted(results: Results, options: Options) -> Finding | None:
 
 def _bare(curve: list[Point]) -> Point | None:
     """Return the point nearest half of a policy that protects no sinks; None otherwise."""
-    able = [point for point in curve if evicts(point) and "sinks=0" in point.name]
-    return min(able, key=lambda point: abs(point.asked - COMPARED_FRAC), default=None)
+    point = nearest((point for point in curve if "sinks=0" in point.name), COMPARED_FRAC)
+    if point is None or abs(point.asked - COMPARED_FRAC) > ASKED_TOLERANCE:
+        return None
+    return point
 
 
 SCORE_RULES: tuple[Rule, ...] = (

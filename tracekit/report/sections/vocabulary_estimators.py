@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tracekit.report.tables import HtmlTable
 
 _TOLD = ("mass", "neg_log_mass_nats", "cost_frac")
+_MOST_COLUMNS = 7  # Estimators that the table of domains has room for.
 _MEAN = "neg_log_mass_mean"
 _PERCENTILES = {
     "max": "max",
@@ -79,13 +80,13 @@ def _with_kind(family: str, named: Named) -> str:
 
 def by_domain(results: Results, named: Named) -> HtmlTable | None:
     """Return the share of steps with the top token covered, a column an estimator; None of none."""
-    rows = results.summary
+    names, rows = named.methods[:_MOST_COLUMNS], results.summary
     of_domains = rows[
         (rows["question"] == "vocab")
         & (rows["measure"] == "hit_argmax")
         & (rows["bucket"] == ANY)
         & (rows["target"] == named.size)
-        & rows["family"].isin(list(named.methods))
+        & rows["family"].isin(list(names))
     ]
     cells = of_domains.set_index(["domain", "family"])[["mean", "n"]].to_dict("index")
     domains = sorted(set(of_domains["domain"]) - {ANY})
@@ -93,18 +94,18 @@ def by_domain(results: Results, named: Named) -> HtmlTable | None:
         return None
     told = []
     for domain in (ANY, *domains):
-        found = [cells.get((domain, name)) for name in named.methods]
+        found = [cells.get((domain, name)) for name in names]
         n = max(one["n"] for one in found if one)
         told.append([domain, n, *(one["mean"] if one else math.nan for one in found)])
     columns = (
         text_column("domain"),
         Column("n", count),
-        *(Column(breakable(name), percent) for name in named.methods),
+        *(Column(breakable(name), percent) for name in names),
     )
     caption = (
         f"Steps with the top token covered at {count(named.size)} candidates, by domain: means over "
-        "its n sequences, level local. A mean of few sequences says little of its domain; intervals "
-        "(from 3 sequences on) are in summary.parquet."
+        f"its n sequences, level local, the {len(names)} that cover most. A mean of "
+        "few sequences says little of its domain; intervals (from 3 sequences on) are in summary.parquet."
     )
     return build("table-vocabulary-domains", caption, columns, told)
 
