@@ -18,6 +18,7 @@ from tracekit.simulate.lengths import LENGTHS
 from tracekit.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import pandas as pd
@@ -126,6 +127,23 @@ class Results:
         there = set(rows.loc[rows["question"] == "kv", "level"])
         return tuple(level for level in LEVELS if level in there)
 
+    @cached_property
+    def _sorted(self) -> pd.DataFrame:
+        """Rows of the summary with a mean, points of a curve one after the other."""
+        rows = self.summary[self.summary["mean"].notna()]
+        return rows.sort_values(["family", "x", "name"], ignore_index=True)
+
+    @cached_property
+    def _points(self) -> list[Point]:
+        names = [one.name for one in fields(Point)]
+        return [Point(*row) for row in self._sorted[names].itertuples(index=False, name=None)]
+
+    @cached_property
+    def _cells(self) -> Mapping[Any, Any]:
+        """By question, measure, level, domain, bucket and what x is: places in ``_points``."""
+        keys = ["question", "measure", "level", "domain", "bucket", "x_name"]
+        return self._sorted.groupby(keys).indices
+
     def families(self, question: str) -> list[str]:
         """Return all policies (``kv``) or estimators (``vocab``), sorted; for styles."""
         rows = self.summary
@@ -161,21 +179,10 @@ class Results:
         dict
             By family, sorted: its points with a mean, ascending x.
         """
-        rows = self.summary
-        chosen = (
-            (rows["question"] == question)
-            & (rows["measure"] == measure)
-            & (rows["level"] == level)
-            & (rows["domain"] == domain)
-            & (rows["bucket"] == bucket)
-            & (rows["x_name"] == (x_name if question == "kv" else "size"))
-            & rows["mean"].notna()
-        )
-        names = [one.name for one in fields(Point)]
-        records = rows.loc[chosen, names].sort_values(["family", "x", "name"])
+        x_name = x_name if question == "kv" else "size"
         curves: dict[str, list[Point]] = {}
-        for record in records.itertuples(index=False, name=None):
-            point = Point(*record)
+        for place in self._cells.get((question, measure, level, domain, bucket, x_name), ()):
+            point = self._points[place]
             curves.setdefault(point.family, []).append(point)
         if question == "kv":
             return {name: curve for name, curve in curves.items() if curve[0].x < _WHOLE}

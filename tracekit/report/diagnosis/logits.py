@@ -176,35 +176,10 @@ def eaten_by_batch(results: Results, options: Options) -> Finding | None:
     )
 
 
-@rule(
-    "Scoring a few rows takes longer than the whole head",
-    threshold=f"gathering and multiplying {COMPARED_SIZE} rows takes as long as the full head, batch 1",
-    cause="rows that lie apart are copied before they are multiplied",
-    remedy="a kernel that gathers while it multiplies, or candidates that lie side by side",
-    needs="times of the head (tracekit simulate TRACE -o RESULTS --vocab frequency)",
-)
-def slow_gather(results: Results, options: Options) -> Finding | None:
-    """Measure the time of a gathered head against the full one."""
-    del options
-    rows = results.table(schema.HEAD_TIMES)
-    rows = rows[(rows["batch"] == 1) & rows["full_s"].notna()]
-    if rows.empty:
-        return None
-    nearest = (rows["size"] - COMPARED_SIZE).abs().sort_values(kind="stable").index[0]
-    row = rows.loc[[nearest]].to_dict("records")[0]
-    taken = row["gather_s"] + row["multiply_s"]
-    return Finding(
-        taken >= row["full_s"],
-        f"{1000 * taken:.3g}\u00a0ms for {count(row['size'])} rows, {1000 * row['full_s']:.3g}\u00a0ms "
-        f"for the whole head, median of {row['rounds']} rounds, {row['threads']} threads, {row['dtype']}",
-    )
-
-
 LOGIT_RULES: tuple[Rule, ...] = (
     dear_estimator,
     missed_class,
     sure_misses,
     idle_controller,
     eaten_by_batch,
-    slow_gather,
 )

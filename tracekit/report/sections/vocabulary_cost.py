@@ -1,10 +1,13 @@
-"""What pruning the head can gain: its share of a step, batches, and the clock."""
+"""What pruning the head can gain: its share of a step, and what batches read.
+
+Times are not told: they differ from run to run, and a page does not. ``tracekit show`` prints them.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.report.formats import count, number, percent
+from tracekit.report.formats import count, percent
 from tracekit.report.sections.vocabulary_estimators import head_share, times
 from tracekit.report.sections.vocabulary_named import REFERENCES, with_family
 from tracekit.report.tables import Column, build, text_column
@@ -30,7 +33,8 @@ def findings(results: Results, named: Named) -> Iterator[tuple[str, str]]:
             (
                 f"the head is {percent(share)} of the weight bytes that a step reads; were it free, a "
                 f"step of one request would be at most {times(free)} as fast. The cache's bytes come on "
-                "top and lower that as the context grows."
+                "top and lower that as the context grows. What gathering rows takes on the machine of the "
+                "run: tracekit show RESULTS --vocab NAME."
             ),
         )
     if named.dear:
@@ -42,17 +46,6 @@ def findings(results: Results, named: Named) -> Iterator[tuple[str, str]]:
             ),
         )
     yield from _in_batches(results, named)
-    at_one = times_taken[(times_taken["batch"] == 1) & (times_taken["size"] == named.size)]
-    for row in at_one.to_dict("records"):
-        yield (
-            "Measured",
-            (
-                f"on the machine of the run {count(row['size'])} rows are gathered and multiplied in "
-                f"{_ms(row['gather_s'] + row['multiply_s'])} ms, the full head in {_ms(row['full_s'])} ms (one "
-                f"request, {row['dtype']}, {row['threads']} threads, medians of {row['rounds']} rounds); naming "
-                "the candidates comes on top."
-            ),
-        )
 
 
 def _in_batches(results: Results, named: Named) -> Iterator[tuple[str, str]]:
@@ -104,52 +97,6 @@ def batches(results: Results, named: Named) -> HtmlTable | None:
     return build("table-batches", caption, columns, told)
 
 
-def measured(results: Results) -> HtmlTable | None:
-    """Return the clock's word: candidates gathered and multiplied against the full head."""
-    rows = results.table(HEAD_TIMES)
-    if rows.empty:
-        return None
-    columns = (
-        Column("requests", count),
-        Column("candidates each", count),
-        Column("rows of the union", count),
-        Column("gathering (ms)", str),
-        Column("multiplying (ms)", str),
-        Column("both, spread (ms)", str),
-        Column("full head (ms)", str),
-        Column("its spread (ms)", str),
-        Column("both over full head", percent),
-    )
-    told = [
-        [
-            *(row["batch"], row["size"], row["gathered_rows"]),
-            *map(
-                _ms,
-                (
-                    row["gather_s"],
-                    row["multiply_s"],
-                    row["spread_s"],
-                    row["full_s"],
-                    row["full_spread_s"],
-                ),
-            ),
-            (row["gather_s"] + row["multiply_s"]) / row["full_s"],
-        ]
-        for row in rows.to_dict("records")
-    ]
-    first = rows.iloc[0]
-    caption = (
-        f"Random candidates on the machine of the run: {first['dtype']}, {first['threads']} threads, "
-        f"medians of {first['rounds']} rounds in turn, spread: interquartile range. The time to name "
-        "the candidates is not in it."
-    )
-    return build("table-head-times", caption, columns, told)
-
-
 def _span(values: pd.Series[int]) -> str:
     low, high = int(values.min()), int(values.max())
     return str(low) if low == high else f"{low} to {high}"
-
-
-def _ms(seconds: float) -> str:
-    return number(1e3 * seconds)
