@@ -11,7 +11,7 @@ import pytest
 from tests.report.fake import DOMAINS, KEPT, POLICIES, make_results, write_table
 from tracekit.errors import InputError
 from tracekit.report.load import load_results
-from tracekit.schema import KV_RESULTS, SUMMARY, VOCAB_RESULTS
+from tracekit.schema import SUMMARY, VOCAB_RESULTS
 
 if TYPE_CHECKING:
     from pathlib import Path

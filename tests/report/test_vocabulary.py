@@ -170,7 +170,7 @@ def test_the_section_has_every_part_once_and_no_id_twice(results: Results) -> No
         *("coverage-cost", "coverage-hit-argmax", "coverage-mass", "mass-tails"),
         *("table-estimators", "table-mass-tails", "table-verdicts", "table-vocabulary-domains"),
         *("table-miss-classes", "table-misses-1", "table-misses-2", "table-batches"),
-        *("table-head-times", "table-foretelling", "table-drift"),
+        *("table-foretelling", "table-drift"),
     }
     assert set(names) == expected
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.report.blocks import Absent, Details, Heading, Items, Section, Text
+from tracekit.report.blocks import Absent, Heading, Items, Section, Text
 from tracekit.report.figures.cost_curve import cost_curve
 from tracekit.report.figures.coverage import ARGMAX, MASS, coverage
 from tracekit.report.figures.tails import tails
 from tracekit.report.sections.vocabulary_attended import drift, foretelling
 from tracekit.report.sections.vocabulary_controllers import controllers
-from tracekit.report.sections.vocabulary_cost import batches, findings, measured
+from tracekit.report.sections.vocabulary_cost import batches, findings
 from tracekit.report.sections.vocabulary_estimators import by_domain, estimators, percentiles
 from tracekit.report.sections.vocabulary_misses import misses
 from tracekit.report.sections.vocabulary_named import named, with_family
@@ -95,9 +95,6 @@ def _by_domain(results: Results, chosen: Named) -> list[Block]:
 
 def _costs(results: Results, chosen: Named) -> list[Block]:
     blocks: list[Block] = [one for one in (batches(results, chosen),) if one is not None]
-    clock = measured(results)
-    if clock is not None:
-        blocks.append(Details(summary="What the clock said, all sizes", blocks=(clock,)))
     return blocks
 
 
