@@ -141,7 +141,7 @@ _BESIDE = (BATCH_UNIONS, MISS_CLASSES, MISSES)
 def _held(folder: Path, named: dict[str, str], text: str) -> list[Row]:
     """Return the statistics of a scheme."""
     from tracekit.errors import InputError
-    from tracekit.simulate.summary import scheme_name
+    from tracekit.simulate.scheme_name import scheme_name
 
     rows = read_rows(folder, CANDIDATE_STATS, **named)
     if rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ WIDTH = 100
 
 GAP = 3
 """Columns between two cells of a table."""
+
+_NUMBER = re.compile(r"([+-]?\d[\d,]*(\.\d*)?(e[+-]?\d+)?( ?%)?|-|)")
+"""What stands in a column of numbers: ``-3.3e-15``, ``1,024``, ``12 %``, '-' for none, nothing."""
 
 _NO_NUMBERS = {"Infinity": "inf", "-Infinity": "-inf", "NaN": None}
 
@@ -61,11 +65,7 @@ def table(
 
 
 def _is_number(cell: str) -> bool:
-    return (
-        not cell
-        or cell.strip("+-% ,.eE").replace(".", "").replace(",", "").isdigit()
-        or cell == "-"
-    )
+    return _NUMBER.fullmatch(cell) is not None
 
 
 def number(value: Any, digits: int = 3) -> str:

@@ -112,7 +112,7 @@ _CHOSEN = ("kept", "not kept on the other half")
 
 
 def _name(row: Row) -> str:
-    from tracekit.simulate.summary import scheme_name
+    from tracekit.simulate.scheme_name import scheme_name
 
     return scheme_name(row["estimator"], row["controller"], row["fit"])
 

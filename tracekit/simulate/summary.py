@@ -8,6 +8,7 @@ import numpy as np
 
 from tracekit import schema
 from tracekit.measure.stats import bootstrap_mean
+from tracekit.simulate.scheme_name import scheme_name
 from tracekit.vocab.budget import ASKED, OTHERS
 from tracekit.vocab.scheme import parse_scheme
 
@@ -124,13 +125,6 @@ def summarise(kv: pd.DataFrame, vocab: pd.DataFrame, *, seed: int) -> dict[str, 
             rows += _measures(part, VOCAB_MEASURES, shared | rest, seed)
     names = [column.name for column in schema.SUMMARY.columns]
     return {name: [row[name] for row in rows] for name in names}
-
-
-def scheme_name(estimator: str, controller: str, fit: str) -> str:
-    """Return what an estimator with a controller is called: its text, and how sizes were fitted."""
-    control = controller.removeprefix("fixed").removeprefix("@")
-    fitted = "" if fit in ("asked", "others") else f" fit={fit}"
-    return f"{estimator}@{control}{fitted}" if control else estimator
 
 
 class _Cells:

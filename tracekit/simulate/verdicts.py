@@ -10,8 +10,8 @@ import numpy as np
 
 from tracekit.simulate.prompt_halves import Halves
 from tracekit.simulate.quotients import quotients
+from tracekit.simulate.scheme_name import scheme_name
 from tracekit.simulate.step_groups import OF_SEQUENCES, step_groups
-from tracekit.simulate.summary import scheme_name
 from tracekit.simulate.tries import CELL
 from tracekit.vocab.budget import ASKED, OTHERS
 from tracekit.vocab.scheme import parse_scheme

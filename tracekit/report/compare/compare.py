@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 from tracekit.errors import InputError, UsageError
 from tracekit.registry import unknown
 from tracekit.report.compare.comparison import Comparison
-from tracekit.report.compare.condition import parse_condition
-from tracekit.report.compare.gate import judge
+from tracekit.report.compare.gate import judge, parse_condition
 from tracekit.report.compare.ledger import ledger, tokenizers_differ
 from tracekit.report.compare.match import match_sequences
 from tracekit.report.compare.measures import MEASURES, RECORDED, find_measure
+from tracekit.report.compare.names import ShortNames
 from tracekit.report.compare.pairs import MIN_DOMAIN, differences
 from tracekit.report.compare.select import as_pair, only
 from tracekit.report.compare.side import CELL, read_side
-from tracekit.report.compare.told import ShortNames
 from tracekit.report.load import LEVELS
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracekit.report.compare.comparison import Cell
-    from tracekit.report.compare.condition import Condition
+    from tracekit.report.compare.gate import Condition
     from tracekit.report.compare.match import Match
     from tracekit.report.compare.measures import Measure
     from tracekit.report.compare.pairs import Difference
@@ -60,7 +59,7 @@ def compare(
     level
         One level of truth; None: each by itself.
     conditions
-        Of the gate, as ``condition.GRAMMAR`` says.
+        Of the gate, such as ``kl.high@snapkv:kept=0.25>0.02``.
     seed
         Of the bootstrap.
 
@@ -96,7 +95,7 @@ def compare(
         few=_few(side_a, match),
         left_out=left_out,
         failures={name: _failures(side.run) for name, side in (("a", side_a), ("b", side_b))},
-        gate=judge(parsed, rows, left_out, short),
+        gate=tuple(judge(one, rows, left_out, short) for one in parsed),
         short=short,
     )
 
@@ -155,8 +154,8 @@ def _left_out(a: Side, b: Side, match: Match) -> dict[str, str]:
         return {}
     num = len(match.paired) - len(match.same_given)
     why = (
-        f"perplexity compares only on given text that is known to be the same on both sides: {num} "
-        f"of {len(match.paired)} pairs are generated, or not known to be"
+        f"perplexity compares only on given text that is the same on both sides: {num} of "
+        f"{len(match.paired)} pairs are generated"
     )
     return {one.name: why for one in MEASURES if one.needs_given}
 

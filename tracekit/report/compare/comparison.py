@@ -16,12 +16,11 @@ if TYPE_CHECKING:
     from tracekit.report.compare.gate import Outcome
     from tracekit.report.compare.ledger import Entry
     from tracekit.report.compare.match import Match
+    from tracekit.report.compare.names import ShortNames
     from tracekit.report.compare.pairs import Difference
-    from tracekit.report.compare.told import ShortNames
 
 Cell = tuple[str, str, str, int]
 """Question, level, name and place: ``side.CELL`` with the question before it."""
-
 
 _CELL = ("question", *CELL)
 

@@ -1,23 +1,104 @@
-"""The gate of a comparison: what its conditions found, and the error if one of them holds."""
+"""The gate of a comparison: conditions such as ``kl.high@snapkv:kept=0.25>0.02``, what they found."""
 
 from __future__ import annotations
 
+import math
+import operator
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracekit.errors import GateFailedError, InputError
+from tracekit.errors import GateFailedError, InputError, UsageError
 from tracekit.measure.stats import MIN_SEQUENCES
-from tracekit.report.compare.told import listed, number, told
+from tracekit.report.compare.measures import find_measure
+from tracekit.report.compare.names import listed, number, told
+from tracekit.report.compare.select import Selector
+from tracekit.schema import ANY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from tracekit.report.compare.condition import Condition
+    from tracekit.report.compare.measures import Measure
+    from tracekit.report.compare.names import ShortNames
     from tracekit.report.compare.pairs import Difference
-    from tracekit.report.compare.told import ShortNames
+
+_GRAMMAR = (
+    "[B.]MEASURE[.low|.high|.mean][@NAME] OP NUMBER, OP one of > >= < <=. The condition is on the "
+    "difference B - A (its mean, or an end of its 95 % interval); with B. on the mean of B itself"
+)
+
+_CONDITION = re.compile(
+    r"(?P<side>B\.)?(?P<measure>\w+)(?:\.(?P<end>low|high|mean))?(?:@(?P<name>[^<>]*[^<>\s]))?"
+    r"\s*(?P<operator>>=|<=|>|<)\s*(?P<bound>[^<>=\s]+)"
+)
+
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
 
 _NAMED = 3
 """Failed cells that the error names; the output has all."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What must not hold in any cell.
+
+    Parameters
+    ----------
+    text
+        As it was written.
+    measure
+        What is looked at.
+    of_b
+        The mean of B itself, not the difference.
+    end
+        ``mean``, ``low`` or ``high``.
+    selector
+        Whose cells; None: all.
+    sign, bound
+        Comparison and number: where ``value sign bound`` holds, the gate fails.
+    """
+
+    text: str
+    measure: Measure
+    of_b: bool
+    end: str
+    selector: Selector | None
+    sign: str
+    bound: float
+
+    def covers(self, one: Difference) -> bool:
+        """Whether this condition is on a cell; domains are shown, not tested."""
+        if one.measure != self.measure or one.domain != ANY:
+            return False
+        return self.selector is None or self.selector.takes(one.name, one.place)
+
+    def value(self, one: Difference) -> float | None:
+        """Return what is compared with the bound; None if there is none."""
+        found: float | None = one.b if self.of_b else getattr(one.interval, self.end)
+        return found
+
+    def holds(self, value: float) -> bool:
+        """Whether a value fails the gate."""
+        return _OPERATORS[self.sign](value, self.bound)
+
+    def said(self, one: Difference) -> str:
+        """Return in words the value of a cell, or why it has none."""
+        if self.value(one) is None:
+            if one.interval.n:
+                return f"no interval, {one.interval.n} of at least {MIN_SEQUENCES} prompts"
+            return (
+                f"no pair has a value ({one.num_idle} evicted nothing, {one.num_missing} without)"
+            )
+        if self.of_b:
+            return (
+                f"B has {number(one.b)} in {one.measure.name} ({one.level}), n = {one.interval.n}"
+            )
+        return told(one)
 
 
 @dataclass(frozen=True)
@@ -49,19 +130,6 @@ class Outcome:
         """Whether every cell has a value, and the condition holds in none."""
         return not self.failed and not self.unknown
 
-    def why_failed(self, one: Difference) -> str:
-        """Return the value that a cell failed with."""
-        if self.condition.of_b:
-            where = f"{one.measure.name} ({one.level})"
-            return f"B has {number(one.b)} in {where}, n = {one.interval.n}"
-        return told(one)
-
-    def why_unknown(self, one: Difference) -> str:
-        """Return why a cell has no value."""
-        if one.interval.n:
-            return f"no interval, {one.interval.n} of at least {MIN_SEQUENCES} prompts"
-        return f"no pair has a value ({one.num_idle} evicted nothing, {one.num_missing} without)"
-
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
         condition = self.condition
@@ -76,88 +144,85 @@ class Outcome:
             "passed": self.passed,
             "num_cells": self.num_cells,
             "failed": [one.to_json() for one in self.failed],
-            "unknown": [one.to_json() | {"why": self.why_unknown(one)} for one in self.unknown],
+            "unknown": [one.to_json() | {"why": condition.said(one)} for one in self.unknown],
             "nearest": self.nearest.to_json() if self.nearest else None,
         }
 
 
-def judge(
-    conditions: Sequence[Condition],
-    rows: Sequence[Difference],
-    left_out: Mapping[str, str],
-    short: ShortNames,
-) -> tuple[Outcome, ...]:
-    """Return what each condition found.
-
-    Parameters
-    ----------
-    conditions
-        Of the gate.
-    rows
-        All differences.
-    left_out
-        By measure: why it is not compared at all.
-    short
-        Names of cells.
+def parse_condition(text: str) -> Condition:
+    """Return the condition that a text says.
 
     Raises
     ------
-    InputError
-        If a condition is on no cell.
+    UsageError
+        If it is none, or its measure does not exist.
     """
-    return tuple(_outcome(one, rows, left_out, short) for one in conditions)
+    found = _CONDITION.fullmatch(text.strip())
+    try:
+        bound = float(found["bound"]) if found else math.nan
+    except ValueError:
+        bound = math.nan
+    if found is None or not math.isfinite(bound):
+        msg = f"{text!r} is no condition: write {_GRAMMAR}; such as 'kl>0.02'."
+        raise UsageError(msg)
+    if found["side"] and found["end"] in ("low", "high"):
+        msg = f"{text!r}: an interval is of the difference alone; leave out B. or .{found['end']}."
+        raise UsageError(msg)
+    return Condition(
+        text=text.strip(),
+        measure=find_measure(found["measure"]),
+        of_b=found["side"] is not None,
+        end=found["end"] or "mean",
+        selector=Selector(found["name"]) if found["name"] else None,
+        sign=found["operator"],
+        bound=bound,
+    )
 
 
-def _outcome(
+def judge(
     condition: Condition,
     rows: Sequence[Difference],
     left_out: Mapping[str, str],
     short: ShortNames,
 ) -> Outcome:
+    """Return what a condition found in all differences; ``left_out`` says why a measure has none.
+
+    Raises
+    ------
+    InputError
+        If the condition is on no cell.
+    """
     covered = [one for one in rows if condition.covers(one)]
     if not covered:
         name = condition.measure.name
         known = dict.fromkeys(short.cell(one) for one in rows if one.measure == condition.measure)
-        why = left_out.get(name) or (
-            f"compared by {name}: {listed(known)}"
-            if known
-            else f"nothing here has {name} on both sides"
+        there = f"compared by {name}: {listed(known) or 'nothing'}"
+        msg = (
+            f"the gate {condition.text!r} tests nothing, so it cannot pass "
+            f"({left_out.get(name) or there})."
         )
-        msg = f"the gate {condition.text!r} tests nothing, so it cannot pass ({why})."
         raise InputError(msg)
-    valued = [(one, condition.value(one)) for one in covered]
-    failed = [one for one, value in valued if value is not None and condition.holds(value)]
-    passed = [
-        (value, one) for one, value in valued if value is not None and not condition.holds(value)
-    ]
+    unknown, failed, passed = [], [], []
+    for one in covered:
+        value = condition.value(one)
+        if value is None:
+            unknown.append(one)
+        elif condition.holds(value):
+            failed.append(one)
+        else:
+            passed.append((value, one))
     worst = max if condition.sign[0] == ">" else min
-    return Outcome(
-        condition=condition,
-        num_cells=len(covered),
-        failed=tuple(failed),
-        unknown=tuple(one for one, value in valued if value is None),
-        nearest=worst(passed, key=lambda pair: pair[0])[1] if passed else None,
-    )
+    nearest = worst(passed, key=lambda pair: pair[0])[1] if passed else None
+    return Outcome(condition, len(covered), tuple(failed), tuple(unknown), nearest)
 
 
 def raise_if_failed(outcomes: Sequence[Outcome], short: ShortNames) -> None:
-    """Raise if a condition failed.
-
-    Raises
-    ------
-    GateFailedError
-        That says how many cells failed, and names the first.
-    """
-    failed = [(one, row) for one in outcomes for row in one.failed]
-    unknown = [(one, row) for one in outcomes for row in one.unknown]
-    if not failed and not unknown:
+    """Raise ``GateFailedError``, with the first cells that failed and their number, if any did."""
+    failed = [(one.condition, row) for one in outcomes for row in one.failed]
+    unknown = [(one.condition, row) for one in outcomes for row in one.unknown]
+    named = [f"{short.cell(row)} {one.said(row)} ({one.text})" for one, row in failed + unknown]
+    if not named:
         return
-    named = [
-        f"{short.cell(row)} {one.why_failed(row)} ({one.condition.text})" for one, row in failed
-    ]
-    named += [
-        f"{short.cell(row)} {one.why_unknown(row)} ({one.condition.text})" for one, row in unknown
-    ]
     more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     tested = sum(one.num_cells for one in outcomes)
     msg = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from tracekit.errors import UsageError
 from tracekit.registry import unknown
@@ -11,7 +11,7 @@ KV, VOCAB, LAYERS, RECORDED = "kv", "vocab", "layers", "recorded"
 """Questions that have measures; ``recorded`` is what the trace itself says of its sequences."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Measure:
     """One measure of a policy, candidate set, layer or recording on a sequence.
 
@@ -21,10 +21,11 @@ class Measure:
         What it is called here.
     question
         Table that it is of.
-    column, minus
-        Column of that table, and the column that is taken off it, if any.
     unit
         Empty for a share.
+    columns
+        Columns of that table: one, or two of which the second is taken off the first; none: the
+        one of its name.
     better
         1: more is better; -1: less is better; 0: neither by itself.
     alias
@@ -39,113 +40,67 @@ class Measure:
 
     name: str
     question: str
-    column: str
-    minus: str | None = None
     unit: str = ""
+    _: KW_ONLY
+    columns: tuple[str, ...] = ()
     better: int = 0
     alias: str = ""
     is_per_token: bool = True
     needs_given: bool = False
     is_headline: bool = False
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Columns that it is made of."""
+        return self.columns or (self.name,)
+
 
 _NATS = "nats a token"
+_CHANGE = ("nll_pruned", "nll_full")
 
 MEASURES = (
+    Measure("output_error", KV, better=-1, alias="error", is_headline=True),
+    Measure("kl_predicted_nats", KV, _NATS, better=-1, alias="kl_predicted", is_headline=True),
+    Measure("kl_nats", KV, _NATS, better=-1, alias="kl", is_headline=True),
+    Measure("same_top_frac", KV, better=1, alias="same_top"),
     Measure(
-        name="output_error",
-        question=KV,
-        column="output_error",
-        better=-1,
-        alias="error",
-        is_headline=True,
-    ),
-    Measure(
-        name="kl_predicted_nats",
-        question=KV,
-        column="kl_predicted_nats",
-        unit=_NATS,
-        better=-1,
-        alias="kl_predicted",
-        is_headline=True,
-    ),
-    Measure(
-        name="kl_nats",
-        question=KV,
-        column="kl_nats",
-        unit=_NATS,
-        better=-1,
-        alias="kl",
-        is_headline=True,
-    ),
-    Measure(name="same_top_frac", question=KV, column="same_top_frac", better=1, alias="same_top"),
-    Measure(
-        name="nll_change",
-        question=KV,
-        column="nll_pruned",
-        minus="nll_full",
-        unit=_NATS,
+        "nll_change",
+        KV,
+        _NATS,
+        columns=_CHANGE,
         better=-1,
         alias="ppl",
         needs_given=True,
         is_headline=True,
     ),
-    Measure(name="kept_frac", question=KV, column="kept_frac", alias="kept", is_per_token=False),
-    Measure(name="read_frac", question=KV, column="read_frac", alias="read", is_per_token=False),
-    Measure(name="kv_bytes", question=KV, column="kv_bytes", unit="bytes", is_per_token=False),
+    Measure("kept_frac", KV, alias="kept", is_per_token=False),
+    Measure("read_frac", KV, alias="read", is_per_token=False),
+    Measure("kv_bytes", KV, "bytes", is_per_token=False),
+    Measure("hit_argmax", VOCAB, better=1, alias="hit", is_headline=True),
+    Measure("hit_chosen", VOCAB, better=1),
+    Measure("neg_log_mass_nats", VOCAB, _NATS, better=-1),
+    Measure("cost_frac", VOCAB, alias="cost", is_per_token=False),
+    Measure("set_size_mean", VOCAB, "tokens"),
     Measure(
-        name="hit_argmax",
-        question=VOCAB,
-        column="hit_argmax",
-        better=1,
-        alias="hit",
-        is_headline=True,
-    ),
-    Measure(name="hit_chosen", question=VOCAB, column="hit_chosen", better=1),
-    Measure(
-        name="neg_log_mass_nats",
-        question=VOCAB,
-        column="neg_log_mass_nats",
-        unit=_NATS,
-        better=-1,
-    ),
-    Measure(name="cost_frac", question=VOCAB, column="cost_frac", alias="cost", is_per_token=False),
-    Measure(name="set_size_mean", question=VOCAB, column="set_size_mean", unit="tokens"),
-    Measure(
-        name="layer_kl_nats",
-        question=LAYERS,
-        column="kl_nats",
-        unit=_NATS,
+        "layer_kl_nats",
+        LAYERS,
+        _NATS,
+        columns=("kl_nats",),
         better=-1,
         alias="layer_kl",
         is_headline=True,
     ),
     Measure(
-        name="layer_kl_predicted_nats",
-        question=LAYERS,
-        column="kl_predicted_nats",
-        unit=_NATS,
+        "layer_kl_predicted_nats",
+        LAYERS,
+        _NATS,
+        columns=("kl_predicted_nats",),
         better=-1,
         is_headline=True,
     ),
-    Measure(
-        name="layer_nll_change",
-        question=LAYERS,
-        column="nll_pruned",
-        minus="nll_full",
-        unit=_NATS,
-        better=-1,
-        needs_given=True,
-    ),
-    Measure(
-        name="mean_entropy_nats",
-        question=RECORDED,
-        column="mean_entropy_nats",
-        unit="nats",
-        alias="entropy",
-        is_headline=True,
-    ),
-    Measure(name="num_tokens", question=RECORDED, column="num_tokens", unit="tokens"),
+    Measure("layer_nll_change", LAYERS, _NATS, columns=_CHANGE, better=-1, needs_given=True),
+    Measure("mean_entropy_nats", RECORDED, "nats", alias="entropy", is_headline=True),
+    Measure("num_tokens", RECORDED, "tokens"),
 )
 """All measures. Perplexity itself is exp of a mean: its logarithm's change is what can be paired."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,26 +94,19 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        own = {name: getattr(self, name) for name in ("level", "name", "place", "domain")}
-        counts = {name: getattr(self, name) for name in _COUNTS}
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        measure, interval = own.pop("measure"), own.pop("interval")
         return {
-            "question": self.measure.question,
-            "measure": self.measure.name,
-            "unit": self.measure.unit,
+            "question": measure.question,
+            "measure": measure.name,
+            "unit": measure.unit,
             **own,
-            "is_causal": self.is_causal,
-            "a": self.a,
-            "b": self.b,
-            "difference": self.interval.mean,
-            "low": self.interval.low,
-            "high": self.interval.high,
-            "n": self.interval.n,
-            **counts,
+            "difference": interval.mean,
+            "low": interval.low,
+            "high": interval.high,
+            "n": interval.n,
             "verdict": self.verdict,
         }
-
-
-_COUNTS = ("num_sequences", "num_idle", "num_flagged", "num_missing")
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from tracekit.report.compare.ledger import brief
 from tracekit.report.compare.measures import LAYERS, MEASURES, RECORDED
+from tracekit.report.compare.names import interval, listed, number
 from tracekit.report.compare.pairs import MIN_DOMAIN, RESAMPLES
 from tracekit.report.compare.side import NO_PLACE
-from tracekit.report.compare.told import interval, listed, number
 from tracekit.schema import ANY
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from tracekit.report.compare.comparison import Comparison
     from tracekit.report.compare.gate import Outcome
+    from tracekit.report.compare.names import ShortNames
     from tracekit.report.compare.pairs import Difference
-    from tracekit.report.compare.told import ShortNames
 
 MOST_ROWS = 40
 """Rows of one table; the rest is counted."""
@@ -78,11 +78,6 @@ def _meaning(made: Comparison) -> Iterator[str]:
             "What is kept differs between the sides (column kept: A > B): read a difference beside "
             "it."
         )
-    if match.unknown_text:
-        yield (
-            f"Whether {len(match.unknown_text)} of {len(match.paired)} texts are the same is not "
-            "known: keep both traces where they were recorded to tell."
-        )
     if ("replay", "kv_bytes") in changed or ("replay", "convention") in changed:
         yield "Conventions of the replay changed: bytes and divergences are counted otherwise."
     if ("replay", "probe_block") in changed:
@@ -92,9 +87,8 @@ def _meaning(made: Comparison) -> Iterator[str]:
 def _pairing(made: Comparison) -> Iterator[str]:
     match = made.match
     yield (
-        f"{len(match.paired)} sequences are pairs (compared by: {match.how}); only in A "
-        f"{_counted(match.only_a)}; only in B {_counted(match.only_b)}; of another prompt or given text "
-        f"{_counted(match.mismatched)}."
+        f"{len(match.paired)} sequences are pairs; only in A {_counted(match.only_a)}; only in B "
+        f"{_counted(match.only_b)}; of another prompt or given text {_counted(match.mismatched)}."
     )
     failed = {
         one: f"{n['failed']} failed, {n['skipped']} skipped" for one, n in made.failures.items()
@@ -238,12 +232,12 @@ def _gate(gate: Sequence[Outcome], short: ShortNames) -> Part:
     """Return what each condition found, each failed cell."""
     rows: list[tuple[str, ...]] = []
     for one in gate:
-        text, count = one.condition.text, f"{one.num_cells} cells"
-        rows += [(text, "FAILED", short.cell(row), one.why_failed(row)) for row in one.failed]
-        rows += [(text, "UNKNOWN", short.cell(row), one.why_unknown(row)) for row in one.unknown]
+        text, said = one.condition.text, one.condition.said
+        rows += [(text, "FAILED", short.cell(row), said(row)) for row in one.failed]
+        rows += [(text, "UNKNOWN", short.cell(row), said(row)) for row in one.unknown]
         if one.passed and one.nearest:
-            name = short.cell(one.nearest)
-            rows.append((text, "passed", f"{count}; nearest: {name}", one.why_failed(one.nearest)))
+            cells = f"{one.num_cells} cells; nearest: {short.cell(one.nearest)}"
+            rows.append((text, "passed", cells, said(one.nearest)))
     failed = sum(not one.passed for one in gate)
     line = f"{failed} of {len(gate)} conditions failed." if failed else "All conditions passed."
     line += " A condition fails the gate where it holds; it is on B - A unless it begins with B."

@@ -1,22 +1,61 @@
-"""Two policies, or two schemes, as the two sides of a comparison."""
+"""Which policies, schemes or rules a text means, and two of them as the sides of a comparison."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracekit.errors import InputError, UsageError
 from tracekit.report.compare.measures import KV, LAYERS, RECORDED, VOCAB
-from tracekit.report.compare.names import AGAINST, Selector, short_names
+from tracekit.report.compare.names import AGAINST, listed, pieces, short_names
 from tracekit.report.compare.side import NO_PLACE
-from tracekit.report.compare.told import listed
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from tracekit.report.compare.side import Side
+
+_FIT = " fit="
+"""Before how sizes were fitted that no decoder has: meant only by a text that says so."""
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Which policies, schemes or rules a text means: those that have all that it says.
+
+    ``snapkv`` is SnapKV at every kept fraction and with any parameters, ``snapkv:kept=0.25`` at one;
+    what a policy is stacked with must be named. A number after a last colon is the size of a set
+    or the number of a layer: ``previous:1024``.
+    """
+
+    text: str
+
+    @property
+    def place(self) -> int | None:
+        """The size or layer, if there is one."""
+        found = re.search(r":(\d+)$", self.text)
+        return int(found[1]) if found else None
+
+    @property
+    def name(self) -> str:
+        """The text without a size or layer."""
+        return re.sub(r":\d+$", "", self.text)
+
+    def takes(self, name: str, place: int) -> bool:
+        """Whether this text means a policy, scheme or rule at a size or layer."""
+        if self.place not in (None, place) or (_FIT in name) != (_FIT in self.text):
+            return False
+        if name == self.name:
+            return True
+        asked, there = pieces(self.name), pieces(name)
+        return len(asked) == len(there) and all(
+            (one.sign, one.head) == (other.sign, other.head)
+            and set(one.parameters) <= set(other.parameters)
+            for one, other in zip(asked, there, strict=True)
+        )
 
 
 def only(side: Side, text: str) -> Side:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import pyarrow.compute as pc
 
 from tracekit import schema
 from tracekit.errors import InputError
 from tracekit.report.compare.measures import KV, LAYERS, RECORDED, VOCAB, of_question
 from tracekit.report.load import plain
-from tracekit.simulate.folder import read_run
+from tracekit.schema import ALL, ANY
+from tracekit.simulate.folder import read_run, read_table
+from tracekit.simulate.scheme_name import scheme_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,11 +24,21 @@ if TYPE_CHECKING:
 CELL = ("level", "name", "place")
 """Columns that name a cell in every frame: a policy at a level, a scheme at a size, a rule at a layer."""
 
-NO_PLACE = schema.ALL
+NO_PLACE = ALL
 """Place of a cell that has neither size nor layer."""
 
 SHARED = (*CELL, "sequence_id", "target", "is_causal", "is_idle", "is_flagged")
 """Columns that every frame has beside its measures."""
+
+_SAID = (
+    "sequence_id",
+    "prompt_id",
+    "domain",
+    "text_source",
+    "prompt_sha256",
+    "tokens_sha256",
+)
+"""What ``run.json`` must say of a sequence, beside what is measured of it."""
 
 _WHOLE = 1.0  # What keeps everything evicts nothing by intent: it is measured all the same.
 
@@ -77,57 +90,21 @@ def read_side(folder: Path) -> Side:
 
 
 def _sequences(folder: Path, run: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    needed = [
-        "sequence_id",
-        "prompt_id",
-        "domain",
-        "num_tokens",
-        "prompt_end",
-        "context_end",
-        "text_source",
-    ]
+    names = (*_SAID, *_sources(RECORDED))
     try:
-        return {
-            one["sequence_id"]: one | {name: one[name] for name in needed}
-            for one in run["sequences"]
-        }
+        rows = [{name: one[name] for name in names} for one in run["sequences"]]
     except (KeyError, TypeError) as error:
         msg = f"{folder / 'run.json'} does not say {error} of each sequence; simulate again."
         raise InputError(msg) from error
-
-
-def read_columns(folder: Path, table: Table, columns: list[str]) -> pd.DataFrame:
-    """Return some columns of a table, of all layers and heads together where it has such rows.
-
-    No rows where there is no file.
-
-    Raises
-    ------
-    InputError
-        If the file is damaged or lacks a column.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    path = folder / f"{table.name}.parquet"
-    if not path.exists():
-        return plain(table.schema.empty_table().select(columns))
-    chosen = pc.field("kv_head") == schema.ALL if "kv_head" in table.schema.names else None
-    if table is schema.KV_RESULTS:
-        chosen = chosen & (pc.field("layer") == schema.ALL)
-    try:
-        return plain(pq.read_table(path, columns=columns, filters=chosen).select(columns))
-    except (OSError, KeyError, pa.ArrowException) as error:
-        msg = f"{path} is damaged ({' '.join(str(error).split())}): simulate again."
-        raise InputError(msg) from error
+    return {one["sequence_id"]: one for one in rows}
 
 
 def _kv(folder: Path) -> pd.DataFrame:
     flags = ["is_idle", "is_clipped", "is_clamped"]
-    columns = ["sequence_id", "policy", "level", "causal", "steps", "target_frac", *flags]
-    frame = read_columns(folder, schema.KV_RESULTS, [*columns, *_sources(KV)])
-    frame = frame[frame["steps"] == schema.ANY].reset_index(drop=True)
+    columns = ["policy", "level", "causal", "target_frac", *flags]
+    is_whole = (pc.field("layer") == ALL) & (pc.field("kv_head") == ALL)
+    where = is_whole & (pc.field("steps") == ANY)
+    frame = _read(folder, schema.KV_RESULTS, KV, columns, where)
     is_set = {flag: frame[flag].fillna(False).astype(bool) for flag in flags}
     return _shared(
         frame,
@@ -142,17 +119,12 @@ def _kv(folder: Path) -> pd.DataFrame:
 
 
 def _vocab(folder: Path) -> pd.DataFrame:
-    columns = ["sequence_id", "estimator", "controller", "fit", "size"]
-    frame = read_columns(folder, schema.VOCAB_RESULTS, [*columns, *_sources(VOCAB)])
-    frame = frame.assign(level="local")
-    summary = read_columns(folder, schema.SUMMARY, ["question", "name", "causal"])
-    methods = set(summary.loc[summary["question"].eq(VOCAB) & summary["causal"].eq(True), "name"])
-    names = [
-        scheme_text(*one)
-        for one in zip(
-            frame["estimator"], frame["controller"], frame["fit"].fillna("asked"), strict=True
-        )
-    ]
+    scheme = ["estimator", "controller", "fit"]
+    frame = _read(folder, schema.VOCAB_RESULTS, VOCAB, [*scheme, "size"]).assign(level="local")
+    schemes = frame[scheme].fillna({"fit": "asked"}).itertuples(index=False, name=None)
+    names = [scheme_name(*one) for one in schemes]
+    where = (pc.field("question") == VOCAB) & pc.field("causal")
+    methods = set(plain(read_table(folder, schema.SUMMARY, ["name"], where))["name"])
     return _shared(
         frame,
         VOCAB,
@@ -164,19 +136,10 @@ def _vocab(folder: Path) -> pd.DataFrame:
     )
 
 
-def scheme_text(estimator: str, controller: str, fit: str) -> str:
-    """Return what a scheme is called in every table: as ``simulate.summary.scheme_name`` says.
-
-    That one cannot be asked here: it stands beside engines that need torch.
-    """
-    control = controller.removeprefix("fixed").removeprefix("@")
-    fitted = "" if fit in ("asked", "others") else f" fit={fit}"
-    return f"{estimator}@{control}{fitted}" if control else estimator
-
-
 def _layers(folder: Path) -> pd.DataFrame:
-    columns = ["sequence_id", "rule", "layer", "level", "target_frac", "is_idle"]
-    frame = read_columns(folder, schema.LAYER_RESULTS, [*columns, *_sources(LAYERS)])
+    columns = ["rule", "layer", "level", "target_frac", "is_idle"]
+    is_whole = pc.field("kv_head") == ALL
+    frame = _read(folder, schema.LAYER_RESULTS, LAYERS, columns, is_whole)
     return _shared(
         frame,
         LAYERS,
@@ -188,16 +151,23 @@ def _layers(folder: Path) -> pd.DataFrame:
 
 
 def _recorded(sequences: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    columns = ["sequence_id", *_sources(RECORDED)]
-    rows = [{name: one.get(name) for name in columns} for one in sequences.values()]
-    frame = pd.DataFrame(rows, columns=columns).assign(level=RECORDED)
-    return _shared(frame, RECORDED, name=RECORDED, place=NO_PLACE, target=0.0)
+    frame = pd.DataFrame(list(sequences.values()), columns=["sequence_id", *_sources(RECORDED)])
+    return _shared(
+        frame.assign(level=RECORDED), RECORDED, name=RECORDED, place=NO_PLACE, target=0.0
+    )
 
 
 def _sources(question: str) -> list[str]:
     """Return the columns that the measures of a table are made of, each once."""
-    of = of_question(question)
-    return list(dict.fromkeys(name for one in of for name in (one.column, one.minus) if name))
+    return list(dict.fromkeys(name for one in of_question(question) for name in one.sources))
+
+
+def _read(
+    folder: Path, table: Table, question: str, columns: list[str], where: Any = None
+) -> pd.DataFrame:
+    """Return some columns of a table, those that its measures are made of, and the sequence."""
+    names = ["sequence_id", *columns, *_sources(question)]
+    return plain(read_table(folder, table, names, where))
 
 
 def _shared(frame: pd.DataFrame, question: str, **columns: Any) -> pd.DataFrame:
@@ -205,6 +175,6 @@ def _shared(frame: pd.DataFrame, question: str, **columns: Any) -> pd.DataFrame:
     usual = {"is_causal": True, "is_idle": False, "is_flagged": False}
     made = frame[["sequence_id", "level"]].assign(**usual | columns)
     for one in of_question(question):
-        values = frame[one.column].astype("float64")
-        made[one.name] = values - frame[one.minus].astype("float64") if one.minus else values
+        value, *taken_off = (frame[name].astype("float64") for name in one.sources)
+        made[one.name] = value - sum(taken_off)
     return made[[*SHARED, *(one.name for one in of_question(question))]]
