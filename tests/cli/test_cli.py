@@ -317,13 +317,61 @@ def test_every_command_and_flag_is_known() -> None:
                 "--trust-remote-code",
                 "--overwrite",
                 "--progress",
+                "--config",
                 "--json",
             ]
         ),
-        "report": ["--json", "--out", "-o", "results"],
+        "report": sorted(
+            [
+                "results",
+                "-o",
+                "--out",
+                "--memory",
+                "--kl-bound",
+                "--alpha",
+                "--delta",
+                "--config",
+                "--json",
+            ]
+        ),
+        "plan": sorted(
+            [
+                "--model",
+                "--layers",
+                "--kv-heads",
+                "--head-dim",
+                "--context",
+                "--kept",
+                "--memory",
+                "--batch",
+                "--bytes",
+                "--results",
+                "--policy",
+                "--weights-bytes",
+                "--config",
+                "--json",
+            ]
+        ),
+        "compare": sorted(
+            [
+                "a",
+                "b",
+                "--policy",
+                "--against",
+                "--measure",
+                "--fail-if",
+                "--level",
+                "--markdown",
+                "--json",
+                "-o",
+                "--out",
+                "--config",
+            ]
+        ),
         "show": sorted(
             [
                 "--attended",
+                "--config",
                 "--group",
                 "--json",
                 "--policy",
@@ -360,6 +408,7 @@ def test_every_command_and_flag_is_known() -> None:
                 "--jobs",
                 "--seed",
                 "--progress",
+                "--config",
                 "--json",
             ]
         ),

@@ -34,6 +34,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     frame = pq.read_table(a / "kv.parquet").to_pandas()
     frame = frame[frame["layer"] == ALL].astype({"policy": object})
     write_table(a, KV_RESULTS, frame)
+    run = json.loads((a / "run.json").read_text())
+    for one in run["sequences"]:
+        one |= {"prompt_sha256": one["prompt_id"], "tokens_sha256": one["sequence_id"]}
+    (a / "run.json").write_text(json.dumps(run))
     shutil.copytree(a, b)
     worse = frame["output_error"] + 0.3 * (frame["policy"] == "h2o:kept=0.5")
     write_table(b, KV_RESULTS, frame.assign(output_error=worse))

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import font_manager
 
+from tracekit.errors import InputError
 from tracekit.report.figures.canvas import (
     _COLORS,
     INK,
@@ -162,3 +164,13 @@ def test_logarithmic_axes_have_few_plain_ticks(least: float, most: float, count:
         assert len(ticks) == count
 
     assert "<svg" in draw("log", paint)
+
+
+def test_no_font_at_all_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [])
+    cache = type(font_manager.fontManager)._findfont_cached
+    cache.cache_clear()
+    with pytest.raises(InputError, match="no font is found") as caught:
+        draw("x", lambda axes: None)
+    assert caught.value.exit_code == 3
+    cache.cache_clear()

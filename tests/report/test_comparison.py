@@ -7,8 +7,7 @@ import json
 import math
 import shutil
 import sys
-from functools import partial
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,24 +20,19 @@ from hypothesis import strategies as st
 from tests.report.fake import KEPT, POLICIES, make_results, write_table
 from tracekit.errors import GateFailedError, InputError, UsageError
 from tracekit.report.compare import compare
-from tracekit.report.compare.condition import parse_condition
+from tracekit.report.compare.gate import parse_condition
 from tracekit.report.compare.ledger import ledger, what_changed
-from tracekit.report.compare.match import Match
+from tracekit.report.compare.match import Match, match_sequences
 from tracekit.report.compare.measures import MEASURES, find_measure
-from tracekit.report.compare.names import Selector, short_names
+from tracekit.report.compare.names import number, short_names
 from tracekit.report.compare.pairs import differences
-from tracekit.report.compare.side import Side, scheme_text
-from tracekit.schema import (
-    ALL,
-    ANY,
-    KV_RESULTS,
-    LAYER_RESULTS,
-    SCORED,
-    VOCAB_RESULTS,
-)
+from tracekit.report.compare.select import Selector
+from tracekit.report.compare.side import Side
+from tracekit.schema import ALL, ANY, KV_RESULTS, LAYER_RESULTS, VOCAB_RESULTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tracekit.report.compare import Comparison
     from tracekit.report.compare.pairs import Difference
@@ -51,7 +45,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write results once; a comparison reads no single layer of them."""
     folder = make_results(tmp_path_factory.mktemp("made") / "results", num_sequences=16)
     kv(folder, lambda frame: frame[frame["layer"] == ALL])
+    run(folder, add_hashes)
     return folder
+
+
+def add_hashes(content: dict[str, Any]) -> None:
+    """Say of which prompt and tokens each sequence is."""
+    for one in content["sequences"]:
+        one |= {"prompt_sha256": one["prompt_id"], "tokens_sha256": one["sequence_id"]}
 
 
 @pytest.fixture
@@ -158,9 +159,7 @@ def test_a_paired_difference_is_that_of_a_plain_loop(rows: list[dict[str, Any]])
         only_b=(),
         mismatched=(),
         other_text=nothing,
-        unknown_text=nothing,
         same_given=nothing,
-        how="",
     )
     found = list(differences(frames, (side, side), match, [ERROR], seed=0))
     mean, low, high, n = slow_difference(rows)
@@ -228,8 +227,8 @@ def test_a_domain_has_its_own_rows_from_eight_prompts_and_is_counted_below(
     sides: tuple[Path, Path],
 ) -> None:
     def change(one: dict[str, Any]) -> None:
-        for number, sequence in enumerate(one["sequences"]):
-            sequence["domain"] = "story" if number < 8 else f"few-{number % 2}"
+        for place, sequence in enumerate(one["sequences"]):
+            sequence["domain"] = "story" if place < 8 else f"few-{place % 2}"
         one["sequences"].pop()
 
     for side in sides:
@@ -243,92 +242,89 @@ def test_a_domain_has_its_own_rows_from_eight_prompts_and_is_counted_below(
 # Which sequences are the same
 
 
+def change_sequence(folder: Path, place: int, **changed: Any) -> None:
+    """Change what ``run.json`` says of one sequence."""
+    run(folder, lambda one: one["sequences"][place].update(changed))
+
+
 def test_another_prompt_under_one_name_is_no_pair(sides: tuple[Path, Path]) -> None:
-    run(sides[1], lambda one: one["sequences"][2].update(prompt_end=7))
-    made = compare(*sides)
-    assert made.match.mismatched == ("translation-02#0",)
-    assert "translation-02#0" not in made.match.paired
+    change_sequence(sides[1], 2, prompt_sha256="another")
+    found = compare(*sides).match
+    assert found.mismatched == ("translation-02#0",)
+    assert "translation-02#0" not in found.paired
 
 
 def test_generated_texts_that_differ_are_pairs_of_other_texts(sides: tuple[Path, Path]) -> None:
-    run(sides[1], lambda one: one["sequences"][2].update(num_tokens=7))
+    change_sequence(sides[1], 2, tokens_sha256="another")
     found = compare(*sides).match
     assert found.other_text == {"translation-02#0"}
-    assert len(found.paired) == 16
-    assert len(found.unknown_text) == 15
+    assert (len(found.paired), found.mismatched) == (16, ())
 
 
-def test_token_ids_of_scored_steps_tell_texts_apart(sides: tuple[Path, Path]) -> None:
-    for side, token in zip(sides, (5, 6), strict=True):
-        ids = [
-            one["sequence_id"] for one in json.loads((side / "run.json").read_text())["sequences"]
-        ]
-        steps = pd.DataFrame({"sequence_id": ids, "position": 9, "token_id": 5})
-        steps.loc[4, "token_id"] = token
-        write_table(side, SCORED, steps)
-    found = compare(*sides).match
-    assert found.other_text == {"summary-04#0"}
-    assert not found.unknown_text
-
-
-def change_trace(change: dict[str, Any], one: dict[str, Any]) -> None:
-    one["trace"].update(change)
-
-
-class FakeTrace:
-    """Answers as a trace does: prompts, and token ids from the folder's name."""
-
-    def __init__(self, path: str) -> None:
-        content = json.loads((Path(path) / "trace.json").read_text())
-        self.manifest = {"run_id": content["run_id"]}
-        self.sequences = pd.DataFrame(
-            content["prompts"].items(), columns=["sequence_id", "prompt_text"]
-        )
-        self._tokens = content["tokens"]
-
-    def table(self, name: str, *, columns: list[str]) -> pd.DataFrame:
-        rows = [
-            (key, place, token)
-            for key, ids in self._tokens.items()
-            for place, token in enumerate(ids)
-        ]
-        return pd.DataFrame(rows, columns=columns)
-
-
-@pytest.mark.parametrize("run_id", ["right", "wrong"])
-def test_traces_that_are_still_there_tell_prompts_and_texts_apart(
-    sides: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, run_id: str
-) -> None:
-    monkeypatch.setattr("tracekit.report.compare.match.Trace", FakeTrace)
+def test_plain_texts_are_told_apart_by_their_tokens(sides: tuple[Path, Path]) -> None:
     for side in sides:
-        ids = [
-            one["sequence_id"] for one in json.loads((side / "run.json").read_text())["sequences"]
-        ]
-        prompts = dict.fromkeys(ids, "the same")
-        tokens = {name: [1, 2, 3] for name in ids}
-        if side == sides[1]:
-            prompts[ids[0]], tokens[ids[1]] = "another", [1, 2, 4]
-        own = f"{side.name}-{run_id}"
-        content = {"run_id": own, "prompts": prompts, "tokens": tokens}
-        (side / "trace.json").write_text(json.dumps(content))
-        change = {"path": str(side), "run_id": f"{side.name}-right"}
-        run(side, partial(change_trace, change))
-    found = compare(*sides, measures=["error"]).match
-    if run_id == "right":
-        assert found.mismatched == ("story-00#0",)
-        assert found.other_text == {"code-01#0"}
-        assert not found.unknown_text
-    else:
-        assert len(found.unknown_text) == 16
+        for place in (0, 1):
+            change_sequence(side, place, text_source="given", prompt_sha256=None)
+    change_sequence(sides[1], 1, tokens_sha256="another")
+    found = compare(*sides).match
+    assert found.mismatched == ("code-01#0",)
+    assert found.same_given == {"story-00#0"}
+    run(sides[1], lambda one: one["trace"]["spec"].update(num_tokens=50_000))
+    assert compare(*sides).match.mismatched == ()
+
+
+def slow_match(a: dict[str, Any], b: dict[str, Any], same_tokenizer: bool) -> dict[str, list[str]]:
+    """Sort each sequence into the fields of a match by plain questions."""
+    found: dict[str, list[str]] = {one.name: [] for one in fields(Match)}
+    for name in sorted({*a, *b}):
+        if name not in b:
+            found["only_a"].append(name)
+        elif name not in a:
+            found["only_b"].append(name)
+        elif any(a[name][one] != b[name][one] for one in ("text_source", "prompt_sha256")):
+            found["mismatched"].append(name)
+        elif a[name]["tokens_sha256"] == b[name]["tokens_sha256"]:
+            found["paired"].append(name)
+            if a[name]["text_source"] == "given":
+                found["same_given"].append(name)
+        elif a[name]["text_source"] == "given" and same_tokenizer:
+            found["mismatched"].append(name)
+        else:
+            found["paired"].append(name)
+            found["other_text"].append(name)
+    return found
+
+
+SAID = st.fixed_dictionaries(
+    {
+        "text_source": st.sampled_from(["given", "generated"]),
+        "prompt_sha256": st.sampled_from([None, "p", "q"]),
+        "tokens_sha256": st.sampled_from("st"),
+    }
+)
+SEQUENCES = st.dictionaries(st.sampled_from("uvwxyz"), SAID)
+
+
+@given(a=SEQUENCES, b=SEQUENCES, same_tokenizer=st.booleans())
+def test_sequences_are_matched_as_plain_questions_sort_them(
+    made: Path, a: dict[str, Any], b: dict[str, Any], same_tokenizer: bool
+) -> None:
+    runs = [json.loads((made / "run.json").read_text()) for _ in "ab"]
+    if not same_tokenizer:
+        runs[1]["trace"]["spec"]["num_tokens"] = 50_000
+    side_a, side_b = (Side(made, one, said, {}) for one, said in zip(runs, (a, b), strict=True))
+    expected = slow_match(a, b, same_tokenizer)
+    if not expected["paired"]:
+        with pytest.raises(InputError, match="no sequence to compare"):
+            match_sequences(side_a, side_b)
+        return
+    found = match_sequences(side_a, side_b)
+    assert {one.name: sorted(getattr(found, one.name)) for one in fields(Match)} == expected
 
 
 def test_perplexity_compares_only_on_the_same_given_text(sides: tuple[Path, Path]) -> None:
     for side in sides:
         kv(side, lambda frame: frame.assign(nll_full=1.0, nll_pruned=1.5))
-        ids = [
-            one["sequence_id"] for one in json.loads((side / "run.json").read_text())["sequences"]
-        ]
-        write_table(side, SCORED, pd.DataFrame({"sequence_id": ids, "position": 9, "token_id": 5}))
     assert not [one for one in compare(*sides).rows if one.measure.needs_given]
     with pytest.raises(InputError, match="same on both sides: 16 of 16"):
         compare(*sides, measures=["ppl"])
@@ -463,15 +459,12 @@ def test_no_two_short_names_are_alike(names: set[str]) -> None:
     assert len(set(short_names(names).values())) == len(names)
 
 
-def test_a_scheme_has_the_name_that_summaries_give_it() -> None:
-    from tracekit.simulate.summary import scheme_name
-
-    for one in itertools.product(
-        ("previous:top=256",),
-        ("fixed", "fixed@fallback:confidence=0.5", "rate:gain=4"),
-        ("asked", "own"),
-    ):
-        assert scheme_text(*one) == scheme_name(*one)
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (-0.0, "0"), (0.25, "+0.25"), (-3.34e-15, "-3.34e-15"), (999.7, "+1000")],
+)
+def test_numbers_have_three_digits(value: float | None, text: str) -> None:
+    assert number(value, signed=True) == text
 
 
 # The ledger
@@ -610,12 +603,16 @@ def test_bad_input_is_one_sentence(sides: tuple[Path, Path], tmp_path: Path) -> 
         compare(*sides)
 
 
-def test_a_damaged_table_and_rows_that_are_there_twice_are_refused(
+def test_a_damaged_file_and_rows_that_are_there_twice_are_refused(
     sides: tuple[Path, Path],
 ) -> None:
     kv(sides[1], lambda frame: pd.concat([frame, frame]))
     with pytest.raises(InputError, match="twice"):
         compare(*sides)
+    run(sides[0], lambda one: one["sequences"][1].pop("tokens_sha256"))
+    with pytest.raises(InputError, match="does not say 'tokens_sha256' of each sequence"):
+        compare(*sides)
+    change_sequence(sides[0], 1, tokens_sha256="there")
     (sides[1] / "kv.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match="is damaged"):
         compare(*sides)

@@ -55,23 +55,18 @@ def _facts(run: dict[str, Any]) -> dict[tuple[str, str], str | None]:
     facts: dict[tuple[str, str], Any] = {
         (MODEL, one): spec.get(one) for one in ("name", "revision", "fingerprint", "dtype")
     }
-    facts[TOKENIZER, "hash"] = _tokenizer(trace)
+    facts[TOKENIZER, "hash"] = trace.get("tokenizer", {}).get("sha256")
     facts[TOKENIZER, "vocabulary"] = spec.get("num_tokens")
     facts |= {("recording", one): recorded.get(one) for one in _PACKAGES}
     facts |= {("recording", one): trace.get(one) for one in ("run_id", "capture", "sampler")}
     facts["recording", "device"] = trace.get("host", {}).get("device")
     facts["recording", "sequences"] = len(run["sequences"])
-    facts |= {("replay", one): run["versions"].get(one) for one in _PACKAGES if one[:2] != "tr"}
+    facts |= {("replay", one): run["versions"].get(one) for one in _PACKAGES}
     facts["replay", "tracekit"] = run["tracekit_version"]
     facts["replay", "schema"] = run["schema_version"]
     facts["replay", "seed"] = run["seed"]
     facts |= {("replay", one): plan.get(one) for one in _PLAN}
     return {name: _text(value) for name, value in facts.items()}
-
-
-def _tokenizer(trace: dict[str, Any]) -> Any:
-    found = trace.get("tokenizer")
-    return found.get("sha256") if isinstance(found, dict) else found
 
 
 def _text(value: Any) -> str | None:
@@ -93,9 +88,12 @@ def what_changed(entries: tuple[Entry, ...]) -> str:
     parts = [_of_group(entries, MODEL), _of_group(entries, TOKENIZER)]
     for group in ("recording", "replay"):
         changed = [one for one in entries if one.group == group and one.status == "changed"]
-        told = ", ".join(f"{one.what} {brief(one.a)} -> {brief(one.b)}" for one in changed)
-        parts.append(f"{group}: {told}" if told else f"the same {group}")
+        parts.append(f"{group}: {_told(changed)}" if changed else f"the same {group}")
     return "; ".join(parts) + "."
+
+
+def _told(changed: list[Entry]) -> str:
+    return ", ".join(f"{one.what} {brief(one.a)} -> {brief(one.b)}" for one in changed)
 
 
 def _of_group(entries: tuple[Entry, ...], group: str) -> str:
@@ -110,8 +108,7 @@ def _of_group(entries: tuple[Entry, ...], group: str) -> str:
     if not changed:
         unsure = " (by name alone)" if own[sure].status == "not recorded" else ""
         return f"the same {group}{unsure}"
-    told = ", ".join(f"{one.what} {brief(one.a)} -> {brief(one.b)}" for one in changed)
-    return f"another {group} ({told})"
+    return f"another {group} ({_told(changed)})"
 
 
 def brief(text: str | None) -> str:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as MplFigure
+from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from tracekit.report.figures.page_svg import for_page
+from tracekit.errors import InputError
 from tracekit.report.formats import visible
 
 if TYPE_CHECKING:
@@ -91,7 +93,13 @@ def draw(name: str, paint: Callable[[Axes], None]) -> str:
         Beginning of its ids, unique in the page.
     paint
         Draws on the axes; the margin at the right is free for ``label_ends``.
+
+    Raises
+    ------
+    InputError
+        If there is no font to measure texts with.
     """
+    _require_font()
     with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
         # Text stays text in the SVG: what the measuring font lacks, the reader's browser has.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -104,6 +112,18 @@ def draw(name: str, paint: Callable[[Axes], None]) -> str:
         file = io.BytesIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     return for_page(file.getvalue().decode("utf-8"), name, INK)
+
+
+def _require_font() -> None:
+    """Raise if no font is found; matplotlib brings one along, and falls back on it."""
+    try:
+        findfont(FontProperties())
+    except ValueError as error:
+        msg = (
+            "no font is found to measure the texts of figures with: install one (Debian: "
+            "fonts-dejavu-core), or matplotlib anew, which brings it."
+        )
+        raise InputError(msg) from error
 
 
 def line(axes: Axes, curve: Sequence[Point], style: Style) -> tuple[float, float]:
