@@ -22,6 +22,7 @@ from tracekit.cli.verdicts import read_verdicts
 from tracekit.errors import InputError, UsageError
 from tracekit.measure.ceiling import ceiling
 from tracekit.measure.stats import bootstrap_mean
+from tracekit.simulate.folder import _RUN_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +133,8 @@ def test_a_verdict_names_what_keeps_the_level_with_its_evidence_and_ceiling(
 
 
 LONG = "previous:top=7@rate:gain=3.125,level=0.0625,window=9@fallback:confidence=0.03125"
+
+RUN = dict.fromkeys(_RUN_KEYS) | {"schema_version": schema.RESULTS_VERSION, "seed": 0}
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +333,7 @@ def test_a_folder_without_a_run_is_no_results_folder(
 
 
 def test_damaged_tables_of_attention_and_policies_are_input_errors(tmp_path: Path) -> None:
-    run = json.dumps({"schema_version": schema.RESULTS_VERSION, "seed": 0})
+    run = json.dumps(RUN)
     (tmp_path / "run.json").write_text(run, encoding="utf-8")
     for table, name in ((schema.ATTENDED_SUMMARY, "attended"), (schema.LOGIT_STATS, "policy")):
         (tmp_path / f"{table.name}.parquet").write_bytes(b"PAR1")
@@ -415,8 +418,7 @@ def test_what_results_do_not_hold_is_refused_in_one_sentence(
         read_vocab(results_folder, "previous", None, "poem")
     with pytest.raises(UsageError, match="did you mean 'previous'"):
         read_vocab(results_folder, "prevous", None, "all")
-    run = {"schema_version": schema.RESULTS_VERSION, "seed": 0}
-    (tmp_path / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    (tmp_path / "run.json").write_text(json.dumps(RUN), encoding="utf-8")
     with pytest.raises(InputError, match="holds no candidate sets: simulate with --vocab"):
         read_vocab(tmp_path, "previous", None, "all")
 

@@ -224,14 +224,6 @@ def test_controllers_that_gain_nothing_are_found(tmp_path: Path, own: float, fir
     assert _find(logits.idle_controller, results).fires == fires
 
 
-@pytest.mark.parametrize(("multiply", "fires"), [(0.02, True), (0.001, False)])
-def test_a_slow_gathered_head_is_found(tmp_path: Path, multiply: float, fires: bool) -> None:
-    row: dict[str, Any] = {"batch": 1, "size": 1024, "gather_s": 0.001, "multiply_s": multiply}
-    row |= {"full_s": 0.01, "rounds": 5, "threads": 1, "dtype": "float32"}
-    results = make(tmp_path / "r", _one(), tables={schema.HEAD_TIMES: [row]})
-    assert _find(logits.slow_gather, results).fires == fires
-
-
 def test_dear_estimators_are_told(tmp_path: Path) -> None:
     found = _find(logits.dear_estimator, make(tmp_path / "r", [], vocab=True))
     assert not found.fires

@@ -43,8 +43,8 @@ class Match:
 def match_sequences(a: Side, b: Side) -> Match:
     """Return which sequences can be held against each other.
 
-    Another tokenizer cuts a given text into other tokens, which then say nothing of the text: such
-    sequences are paired by their prompts, or by their ids alone where they have none.
+    Another tokenizer cuts a text into other tokens and has another chat template, so that neither
+    says whether the prompt is the same: such sequences are paired by their ids alone.
 
     Raises
     ------
@@ -59,8 +59,9 @@ def match_sequences(a: Side, b: Side) -> Match:
     same_text = alike("tokens_sha256")
     given = {name for name in common if a.sequences[name]["text_source"] == _GIVEN}
     can_tell = not tokenizers_differ(a.run, b.run)
-    other_given = given - same_text if can_tell else set()
-    pairs = (alike("text_source") & alike("prompt_sha256")) - other_given
+    pairs = alike("text_source")
+    if can_tell:
+        pairs &= alike("prompt_sha256") - (given - same_text)
     if not pairs:
         why = "another prompt, as the models read it" if common else "no id in common"
         msg = (

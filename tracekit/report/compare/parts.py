@@ -118,7 +118,7 @@ def _tables(made: Comparison, short: ShortNames) -> Iterator[Part]:
     """Yield a table a measure and level, then one of its domains."""
     kept = {
         (row.cell, row.domain): row
-        for name in ("kept_frac", "read_frac")[::-1]
+        for name in ("read_frac", "kept_frac")
         for row in made.rows
         if row.measure.name == name
     }
@@ -179,9 +179,11 @@ def _table(
         for place, name in enumerate(columns)
         if any(cell[place] != fixed.get(name) for cell in cells)
     ]
-    lines += [
-        "flags, in sequences: c clipped or clamped, i nothing evicted (left out), m no value (left out)."
-    ] * (columns.index("flags") in used)
+    if columns.index("flags") in used:
+        lines.append(
+            "flags, in sequences: c clipped or clamped, i nothing evicted (left out), m no value "
+            "(left out)."
+        )
     return Part(
         title,
         tuple(lines),

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure as MplFigure
 from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
-from tracekit.report.figures.page_svg import for_page
 from tracekit.errors import InputError
+from tracekit.report.figures.page_svg import for_page
 from tracekit.report.formats import visible
 
 if TYPE_CHECKING:
