@@ -281,7 +281,9 @@ def slow_match(a: dict[str, Any], b: dict[str, Any], same_tokenizer: bool) -> di
             found["only_a"].append(name)
         elif name not in a:
             found["only_b"].append(name)
-        elif any(a[name][one] != b[name][one] for one in ("text_source", "prompt_sha256")):
+        elif a[name]["text_source"] != b[name]["text_source"]:
+            found["mismatched"].append(name)
+        elif same_tokenizer and a[name]["prompt_sha256"] != b[name]["prompt_sha256"]:
             found["mismatched"].append(name)
         elif a[name]["tokens_sha256"] == b[name]["tokens_sha256"]:
             found["paired"].append(name)
