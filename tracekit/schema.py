@@ -498,6 +498,15 @@ _ESTIMATOR = Column("estimator", _ID, "", "canonical text of the estimator")
 _CONTROLLER = Column(
     "controller", _ID, "", "what sets the size at each step, and what checks: fixed, rate:..."
 )
+ASKED, OTHERS, OWN, SHUFFLED = "asked", "others", "own", "shuffled"
+"""How sizes come about: as asked; with a controller, so that their mean over steps of other prompts
+is the size asked (a method), or over the sequence's own steps (a fair comparison with a fixed set of
+that size, which no decoder can make); or those of ``own`` at other steps, drawn once: what a
+controller gains over them is what its timing knows."""
+
+DECODED_FITS = (ASKED, OTHERS)
+"""Those that a decoder can have."""
+
 _FIT = Column(
     "fit",
     _ID,

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from tracekit import schema
 from tracekit.cli.attended import read_attended
-from tracekit.cli.candidate_rows import brief_table, gain_tables, gains
+from tracekit.cli.candidate_rows import brief_table, gain_tables
 from tracekit.cli.candidates import read_vocab
 from tracekit.cli.output import WIDTH
 from tracekit.cli.policy_stats import read_policy
@@ -22,6 +22,7 @@ from tracekit.cli.verdicts import read_verdicts
 from tracekit.errors import InputError, UsageError
 from tracekit.measure.ceiling import ceiling
 from tracekit.measure.stats import bootstrap_mean
+from tracekit.simulate.controller_gains import gains
 from tracekit.simulate.folder import _RUN_KEYS
 
 if TYPE_CHECKING:

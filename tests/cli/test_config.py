@@ -218,7 +218,7 @@ def test_simulate_runs_what_a_report_recommends(
     tmp_path: Path,
 ) -> None:
     from tracekit.report.load import load_results
-    from tracekit.report.paste import config_text
+    from tracekit.report.recommendation.paste import config_text
     from tracekit.simulate.plan import make_plan
 
     policy = make_plan(["h2o:kept=0.5,every=4"]).policies[0].text

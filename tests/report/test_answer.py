@@ -14,11 +14,14 @@ from tests.report.levels import Cell, make, same
 from tracekit import schema
 from tracekit.report.answers import kv_answer, layer_answer, vocab_answer
 from tracekit.report.blocks import Details, Framed, Items, Text
+from tracekit.report.claims.logits import attention_foretells
 from tracekit.report.load import Point, Results, load_results
 from tracekit.report.options import Options
 from tracekit.report.sections import answer
 from tracekit.report.tables import HtmlTable
-from tracekit.report.verdicts import Yardstick, judging, rank, ranking, smallest, yardsticks
+from tracekit.report.verdict.ranking import rank, ranking, smallest
+from tracekit.report.verdict.yardstick import Yardstick, judging, yardsticks
+from tracekit.schema import ALL, ANY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,7 +160,42 @@ def test_recall_is_judged_by_what_it_reads(tmp_path: Path) -> None:
     cells = [Cell("quest", 1.0, {"local": same(0.05, 4)}, target=0.25, more=more)]
     said = _kv(make(tmp_path / "r", cells))
     assert said.verdict.startswith("No policy that frees memory was replayed")
+    assert dict(said.findings).keys() == {"Reading less"}
     assert "a step reads 25\u00a0% of the cache" in dict(said.findings)["Reading less"]
+
+
+def test_recall_alone_is_judged_at_the_highest_level_with_sequences_enough(tmp_path: Path) -> None:
+    more = {"selects": True, "read_frac": 0.25}
+    losses = {"local": same(0.05, 4), "propagated": same(0.01, 3)}
+    results = make(tmp_path / "r", [Cell("quest", 1.0, losses, target=0.25, more=more)])
+    findings = dict(_kv(results).findings)
+    assert "KL 0.01" in findings["Reading less"]
+    assert findings["Level local, judged apart"] == "no policy that frees memory was replayed."
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_sequence_or_two_are_said_to_be_too_few_and_nothing_more(
+    tmp_path: Path, num: int
+) -> None:
+    losses = {level: same(0.01, num) for level in ("local", "predicted", "propagated")}
+    said = _kv(make(tmp_path / "r", [Cell("good", 0.5, losses)]))
+    assert said.verdict.startswith("No verdict at level local: there are fewer than 3 sequences")
+    findings = dict(said.findings)
+    assert f"n\u00a0=\u00a0{num})" in findings["Least loss"]
+    assert "no verdict" in findings["Level propagated, judged apart"]
+    assert "passes nowhere" not in str(findings)
+
+
+@pytest.mark.parametrize("measure", ["top_1_hit", "next_mass", "chance_mass"])
+def test_attention_is_judged_without_a_measure_too(tmp_path: Path, measure: str) -> None:
+    row = {"layer": ALL, "head": ALL, "domain": ANY, "level": "local", "n": 4}
+    row |= {"mean": 0.5, "low": 0.4, "high": 0.6}
+    names = {"top_1_hit", "next_mass", "chance_mass"} - {measure}
+    rows = [row | {"measure": name} for name in sorted(names)]
+    results = make(tmp_path / "r", [], tables={schema.ATTENDED_SUMMARY: rows}, vocab=True)
+    found = attention_foretells.test(results, OPTIONS)
+    assert (found.n == "4") == (measure == "top_1_hit")
+    assert "most attended token" not in found.says
 
 
 def test_estimators_without_halves_are_judged_by_the_summary(tmp_path: Path) -> None:

@@ -93,6 +93,28 @@ def test_nothing_is_wider_than_the_page(light: Page, width: int) -> None:
     assert light.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_captions_of_wide_tables_end_on_the_screen_and_figures_stay_readable(light: Page) -> None:
+    light.set_viewport_size({"width": 400, "height": 900})
+    light.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    rights = "all => all.map(one => one.getBoundingClientRect().right)"
+    assert max(light.locator("caption span").evaluate_all(rights)) <= 400
+    sizes = "all => all.map(one => one.getBoundingClientRect().width / one.viewBox.baseVal.width)"
+    assert min(light.locator("svg.drawing").evaluate_all(sizes)) * 11 > 10
+
+
+def test_the_list_of_sections_stays_beside_a_wide_page(light: Page) -> None:
+    light.set_viewport_size({"width": 1400, "height": 900})
+    light.locator("#limits").scroll_into_view_if_needed()
+    light.evaluate("document.getElementById('policies').scrollIntoView({behavior: 'instant'})")
+    link = light.locator("nav a[href='#policies']")
+    assert link.is_visible()
+    box = link.bounding_box()
+    assert box is not None
+    assert 0 <= box["y"] < 900
+    light.locator("nav a[href='#policies'][aria-current=true]").wait_for()
+    assert light.locator("nav [aria-current]").count() == 1
+
+
 @pytest.mark.parametrize("width", [400, 1400])
 def test_axe_finds_nothing_serious(page: Page, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
@@ -218,7 +240,7 @@ def test_four_thousand_tokens_are_shown_and_switched_at_once(
 def test_print_shows_what_is_folded_and_no_controls(light: Page) -> None:
     light.emulate_media(media="print")
     light.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert light.locator("details:not([open])").count() == 0
+    assert light.locator("details:not([open], .numbers)").count() == 0
     assert light.locator(".tokens").last.is_visible()
     for hidden in ("#views", "#theme", "nav"):
         assert not light.locator(hidden).first.is_visible()

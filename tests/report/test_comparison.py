@@ -281,9 +281,9 @@ def slow_match(a: dict[str, Any], b: dict[str, Any], same_tokenizer: bool) -> di
             found["only_a"].append(name)
         elif name not in a:
             found["only_b"].append(name)
-        elif a[name]["text_source"] != b[name]["text_source"]:
-            found["mismatched"].append(name)
-        elif same_tokenizer and a[name]["prompt_sha256"] != b[name]["prompt_sha256"]:
+        elif a[name]["text_source"] != b[name]["text_source"] or (
+            same_tokenizer and a[name]["prompt_sha256"] != b[name]["prompt_sha256"]
+        ):
             found["mismatched"].append(name)
         elif a[name]["tokens_sha256"] == b[name]["tokens_sha256"]:
             found["paired"].append(name)
@@ -386,6 +386,21 @@ def test_policies_of_one_side_are_listed(sides: tuple[Path, Path]) -> None:
     made = compare(*sides)
     assert made.only_a == tuple(("kv", "local", f"knorm:kept={one:g}", ALL) for one in KEPT)
     assert made.only_b == ()
+
+
+def test_what_b_lacks_is_counted_and_no_gate_passes_on_it(sides: tuple[Path, Path]) -> None:
+    def change(frame: pd.DataFrame) -> pd.DataFrame:
+        is_gone = frame["family"].eq("knorm") | frame["sequence_id"].eq("code-01#0")
+        return frame[~is_gone]
+
+    kv(sides[1], change)
+    made = compare(*sides, conditions=["error>9", "error@h2o>9"])
+    assert row(made, "output_error", "h2o:kept=0.5").num_missing == 1
+    assert [one.passed for one in made.gate] == [False, True]
+    assert [one.name for one in made.gate[0].unknown] == [f"knorm:kept={one:g}" for one in KEPT]
+    back = compare(sides[1], sides[0], conditions=["error>9"])
+    assert row(back, "output_error", "h2o:kept=0.5").num_missing == 1
+    assert back.gate[0].passed
 
 
 def test_layers_are_compared_one_by_one_where_both_sides_have_them(

@@ -14,7 +14,7 @@ from tracekit.report.figures.cost_curve import cost_curve, members, priced
 from tracekit.report.figures.coverage import ARGMAX, MASS, coverage
 from tracekit.report.figures.tails import AT_NATS, exceedance, tails
 from tracekit.report.load import Point, Results, load_results
-from tracekit.report.sections.vocabulary_named import named
+from tracekit.report.sections.vocabulary.named import named
 from tracekit.schema import SUMMARY
 
 

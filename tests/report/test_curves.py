@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.measure.test_front import slow_front
 from tests.report.fake import POLICIES, make_results, write_table
 from tracekit.report.blocks import Absent, Section
 from tracekit.report.figures.canvas import styles
 from tracekit.report.figures.figure import Figure
 from tracekit.report.figures.measure import ERROR, HALF, KL, SAME_TOP, chosen_names, nearest
 from tracekit.report.figures.measure_curve import Curves, measure_curve
-from tracekit.report.figures.pareto import NAME, front, pareto
+from tracekit.report.figures.pareto import NAME, pareto
 from tracekit.report.figures.perplexity import perplexity_changes
 from tracekit.report.load import Point, Results, load_results
 from tracekit.report.options import Options
@@ -99,37 +100,6 @@ def shown(results: Results) -> dict[str, Any]:
 
 def point(x: float, mean: float, *, name: str = "p", **more: Any) -> Point:
     return Point(name, name, "propagated", True, "kept_frac", x, x, mean, mean, mean, 5, 0, **more)
-
-
-def slow_front(cost: list[float], loss: list[float]) -> list[bool]:
-    """Return for each point whether no other is as good in both and better in one."""
-    is_front = []
-    for a, b in zip(cost, loss, strict=True):
-        beaten = False
-        for c, d in zip(cost, loss, strict=True):
-            beaten = beaten or (c <= a and d <= b and (c < a or d < b))
-        is_front.append(not beaten)
-    return is_front
-
-
-few = st.integers(0, 6).map(float)
-
-
-@given(st.lists(st.tuples(few, few), max_size=30))
-def test_the_front_is_what_no_other_point_beats(points: list[tuple[float, float]]) -> None:
-    cost, loss = (
-        [list(one) for one in zip(*points, strict=True)] or [[], []] if points else [[], []]
-    )
-    assert front(cost, loss).tolist() == slow_front(cost, loss)
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 10)), min_size=1, max_size=30))
-def test_losses_fall_along_the_front(points: list[tuple[float, float]]) -> None:
-    cost, loss = (np.array(one) for one in zip(*points, strict=True))
-    chosen = front(cost, loss)
-    assert chosen.any()
-    order = np.lexsort((loss[chosen], cost[chosen]))
-    assert (np.diff(loss[chosen][order]) <= 0).all()
 
 
 def test_levels_and_axes_have_figures_of_their_own(shown: dict[str, Any]) -> None:
@@ -303,3 +273,11 @@ def test_a_front_of_one_point_is_drawn() -> None:
     figure = pareto(KL, {"p": [point(0.5, 0.1)]}, styles("p"), {}, math.nan)
     assert figure.table["is_front"].to_list() == [True]
     assert "1 of 1 points" in figure.alt
+
+
+@pytest.mark.parametrize(("x", "is_half"), [(0.5, True), (0.7, False)])
+def test_the_text_speaks_of_half_only_where_half_was_measured(x: float, is_half: bool) -> None:
+    points = {"p": [point(x, 0.1)]}
+    figure = measure_curve(Curves(measure=KL, x_name="kept_frac", points=points), styles("p"))
+    assert figure is not None
+    assert ("at half or less" in figure.alt) is is_half

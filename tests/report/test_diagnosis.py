@@ -2,15 +2,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pytest
 
+from tests.report.fake import write_table
 from tests.report.levels import Cell, make, same
 from tracekit import schema
 from tracekit.report.diagnosis import RULES, Finding, Rule, budgets, logits, losses, scores, trust
+from tracekit.report.load import load_results
 from tracekit.report.options import Options
 from tracekit.report.sections import diagnosis
 from tracekit.report.tables import HtmlTable
 from tracekit.schema import ALL, ANY
+from tracekit.simulate.summary import summarise
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,6 +105,17 @@ def test_needles_lost_under_a_passing_mean_are_found(
 ) -> None:
     results = make(tmp_path / "r", _one({"needle_kept": held}))
     assert _find(losses.lost_needles, results).fires == fires
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_one_or_two_needles_let_nothing_be_said(tmp_path: Path, num: int) -> None:
+    results = make(tmp_path / "r", _one())
+    held = results.whole.assign(needle_kept=[0.1] * num + [None] * (4 - num))
+    rows = pd.DataFrame(summarise(held, results.table(schema.VOCAB_RESULTS), seed=0))
+    write_table(results.folder, schema.SUMMARY, rows)
+    again = load_results(results.folder)
+    assert again.methods("kv", "needle_kept")
+    assert losses.lost_needles.find(again, OPTIONS) is None
 
 
 @pytest.mark.parametrize(("noise", "fires"), [(0.1, True), (0.001, False)])
@@ -216,7 +231,7 @@ def test_candidate_sets_that_do_not_pay_are_found(
 def test_controllers_that_gain_nothing_are_found(tmp_path: Path, own: float, fires: bool) -> None:
     rows = [
         {"sequence_id": f"p{number}#0", "estimator": "previous", "controller": "rate:gain=4"}
-        | {"fit": fit, "size": 1024, "hit_argmax": hit + 0.001 * number}
+        | {"fit": fit, "size": 1024, "hit_argmax": hit + 0.001 * number, "num_scored": 1000}
         for number in range(4)
         for fit, hit in (("own", own), ("shuffled", 0.8))
     ]

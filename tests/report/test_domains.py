@@ -7,7 +7,7 @@ from tracekit.report.blocks import Absent, Section, Text
 from tracekit.report.options import Options
 from tracekit.report.sections import domains
 from tracekit.report.tables import HtmlTable
-from tracekit.report.verdicts import prompts
+from tracekit.report.verdict.compared import prompts
 
 if TYPE_CHECKING:
     from pathlib import Path

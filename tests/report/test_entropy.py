@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.report.fake import make_results
 from tracekit.report.blocks import Absent, Section, Text
@@ -16,7 +13,6 @@ from tracekit.report.figures.regimes import MOST_STEPS, timeline
 from tracekit.report.load import Results, load_results
 from tracekit.report.options import Options
 from tracekit.report.sections.entropy import chosen, section
-from tracekit.report.sections.entropy_quantile import pooled_quantile
 from tracekit.schema import SCORED
 
 
@@ -49,34 +45,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def _with(results: Results, steps: pd.DataFrame) -> Results:
     return replace(results, _frames={SCORED.name: steps})
-
-
-_VALUES = st.lists(
-    st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0])),
-    min_size=1,
-    max_size=25,
-)
-
-
-@settings(max_examples=12, deadline=None)
-@given(_VALUES, st.sampled_from([0.1, 0.5, 0.8, 1.0]))
-def test_a_pooled_quantile_is_that_of_the_steps_of_drawn_sequences(
-    steps: list[tuple[int, float]], quantile: float
-) -> None:
-    code_S, names = pd.factorize(np.array([one for one, _ in steps]))
-    values_S = np.array([value for _, value in steps])
-    value, low, high = pooled_quantile(values_S, code_S, quantile, seed=5)
-    assert value == np.quantile(values_S, quantile, method="inverted_cdf")
-    if len(names) < 3:
-        assert math.isnan(low)
-        assert math.isnan(high)
-        return
-    draws = []
-    for draw in np.random.default_rng(5).integers(len(names), size=(1000, len(names))):
-        pooled = [value for one in draw for value in values_S[code_S == one]]
-        draws.append(sorted(pooled)[math.ceil(quantile * len(pooled) - 1e-9) - 1])
-    draws.sort()
-    assert (low, high) == (draws[24], draws[974])
 
 
 def test_drawn_are_the_sequences_with_the_most_regimes_of_three_domains() -> None:

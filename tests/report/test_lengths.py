@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tests.report.fake import POLICIES, make_results, write_table
 from tracekit.report.blocks import Absent, Section, Text
+from tracekit.report.estimates import bare
 from tracekit.report.figures.distance_curve import distance_curve, distance_rows
 from tracekit.report.figures.figure import Figure
 from tracekit.report.figures.measure import ERROR
-from tracekit.report.formats import percent
+from tracekit.report.formats import size
 from tracekit.report.load import Point, Results, load_results
 from tracekit.report.options import Options
 from tracekit.report.sections import lengths
@@ -87,8 +88,12 @@ def test_a_table_has_each_policy_in_each_bucket_at_the_same_policy(results: Resu
     for row in rows:
         policy = shown(results)[row[0]].name
         cells = kv[(kv["policy"] == policy) & (kv["bucket"] == row[1])]
-        assert row[labels.index("n")] == str(len(cells))
-        assert row[labels.index("local: error")] == percent(float(cells["output_error"].mean()))
+        error = bare(float(cells["output_error"].mean()))
+        told = row[labels.index("error (%), local")]
+        assert told.startswith(f"{error} [")
+        assert told.endswith(f" n={len(cells)}")
+        held = (size(float(cells[one].mean())) for one in ("kv_bytes", "full_kv_bytes"))
+        assert row[labels.index("cache, of full")] == " of ".join(held)
 
 
 def test_the_other_fraction_leaves_out_what_is_the_same_policy(results: Results) -> None:
@@ -198,7 +203,7 @@ def test_distances_are_those_of_a_plain_count(values: dict[tuple[int, int], floa
     enough = [step for step in there if sum(one == step for _, one in values) >= 3]
     labels = [step for step in there if not enough or step <= max(enough)]
     same = [n for n in range(6) if all((n, step) in values for step in labels)]
-    point = Point("p", "p", "local", True, "kept_frac", 0.5, 0.5, 0.1, 0.1, 0.1, 5, 0)
+    point = Point("p", "p", "predicted", True, "kept_frac", 0.5, 0.5, 0.1, 0.1, 0.1, 5, 0)
     found = distance_curve(rows, ERROR, {"p": point}, seed=0)
     if len(labels) < 2 or not same:
         assert found is None
@@ -207,4 +212,5 @@ def test_distances_are_those_of_a_plain_count(values: dict[tuple[int, int], floa
     assert list(found.labels) == [STEPS[step] for step in labels]
     for step, one in zip(labels, found.points["p"], strict=True):
         assert one.n == len(same)
+        assert one.level == "local"
         assert one.mean == pytest.approx(sum(values[n, step] for n in same) / len(same))

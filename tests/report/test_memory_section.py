@@ -12,7 +12,7 @@ from tracekit.report.blocks import Absent, Section, Text
 from tracekit.report.figures.figure import Drawing, Figure
 from tracekit.report.figures.memory import REQUESTS, memory_by_requests, memory_by_tokens
 from tracekit.report.load import Results, load_results
-from tracekit.report.memory import measured_bytes, memory_of
+from tracekit.report.memory.held import measured_bytes, memory_of
 from tracekit.report.options import Options
 from tracekit.report.sections.memory import section
 from tracekit.report.tables import HtmlTable
@@ -21,7 +21,7 @@ from tracekit.schema import KV_RESULTS, SUMMARY
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracekit.report.memory import Memory
+    from tracekit.report.memory.held import Memory
 
 TOKEN_BYTES = 2 * 2 * 30 * 3 * 64
 QUEST = {"read_frac": 0.2, "read_bytes": 3e5, "fetched_bytes": 1e5, "hit_frac": 0.75}

@@ -26,7 +26,7 @@ from tracekit.report.figures.needle_map import (
 )
 from tracekit.report.load import Results, load_results
 from tracekit.report.options import Options
-from tracekit.report.sections.needles import _needles, section
+from tracekit.report.sections.needles.page import _needles, section
 from tracekit.report.tables import HtmlTable
 from tracekit.schema import ALL, ANY, KV_RESULTS, LOGIT_STATS
 
@@ -292,7 +292,7 @@ def test_loss_on_needle_tokens_stands_beside_that_elsewhere(tmp_path: Path) -> N
     folder = results(tmp_path, 4)
     loss(folder, ("in the needle", "elsewhere"))
     rows = texts(parts(section(folder, Options()), HtmlTable)[2])
-    rest = ["0.5 to 2", "4", "12"]
+    rest = ["0.5 to\u00a02", "4", "12"]
     assert rows == [
         ["knorm", "30\u00a0%", "0.5", *rest, "0.125", *rest],
         ["snapkv", "30\u00a0%", "1", *rest, "0.25", *rest],

@@ -21,6 +21,10 @@ def _tables(results: Results) -> dict[str, HtmlTable]:
     return {one.name: one for one in made.parts() if isinstance(one, HtmlTable)}
 
 
+def _n(n: int) -> str:
+    return f"n\u00a0=\u00a0{n}"
+
+
 def _row(table: HtmlTable, name: str) -> dict[str, str]:
     labels = [one.label for one in table.columns]
     row = next(row for row in table.rows if row[0].text == name)
@@ -32,11 +36,28 @@ def test_levels_stand_in_columns_of_their_own_with_interval_and_n(tmp_path: Path
     noise = {"noise_kl_nats": 1e-9, "same_top_frac": 0.9}
     results = make(tmp_path / "r", [Cell("good", 0.5, losses, more=noise)])
     row = _row(_tables(results)["policies-50"], "good")
-    assert row["output error (%), local"].endswith("n=8")
-    assert row["output error (%), local"].startswith("10 [10,")
-    assert row["KL (nats), predicted"].endswith("n=4")
-    assert row["KL (nats), propagated"] == "0.035 n=2"
-    assert row["same top token (%), propagated"] == "90 n=2"
+    assert row[f"output error (%), local, {_n(8)}"] == "10 [10,\u00a010]"
+    assert row[f"KL (nats), predicted, {_n(4)}"].startswith("0.02")
+    assert row[f"KL (nats), propagated, {_n(2)}"] == "0.035"
+    assert row[f"same top token (%), propagated, {_n(2)}"] == "90"
+
+
+def test_n_stands_in_each_cell_where_policies_differ_in_it(tmp_path: Path) -> None:
+    cells = [Cell(name, 0.5, {"local": same(0.1, n)}) for name, n in (("a", 4), ("b", 8))]
+    table = _tables(make(tmp_path / "r", cells))["policies-50"]
+    assert _row(table, "a")["output error (%), local"].endswith("n=4")
+    assert _row(table, "b")["output error (%), local"].endswith("n=8")
+
+
+def test_what_all_policies_saw_of_the_question_stands_in_the_caption(tmp_path: Path) -> None:
+    losses = {"local": same(0.1, 4)}
+    blind = Cell("blind", 0.5, losses, more={"query_aware": False})
+    table = _tables(make(tmp_path / "one", [Cell("a", 0.5, losses), Cell("b", 0.5, losses)]))
+    assert table["policies-50"].caption.endswith("All of them saw the question")
+    assert _row(table["policies-50"], "a")["schedule"] == "at=prompt"
+    table = _tables(make(tmp_path / "two", [Cell("a", 0.5, losses), blind]))
+    assert _row(table["policies-50"], "a")["schedule"] == "at=prompt; saw the question"
+    assert _row(table["policies-50"], "blind")["schedule"] == "at=prompt; question unseen"
 
 
 def test_a_level_without_results_has_no_column(tmp_path: Path) -> None:
@@ -54,7 +75,7 @@ def test_each_policy_stands_once_a_fraction_where_it_was_asked(tmp_path: Path) -
     assert list(tables) == ["policies-10", "policies-25", "policies-50"]
     assert all(len(one.rows) == 1 for one in tables.values())
     assert _row(tables["policies-25"], "good")["flags"] == "asked 30\u00a0%"
-    assert _row(tables["policies-50"], "good")["kept"] == "60\u00a0%"
+    assert _row(tables["policies-50"], "good")["kept, local"] == "60\u00a0%"
 
 
 def test_flags_name_clipped_idle_and_bounds(tmp_path: Path) -> None:
@@ -73,8 +94,9 @@ def test_noise_marks_what_rounding_explains(tmp_path: Path) -> None:
         for name, noise in (("loud", 0.02), ("clear", 0.001))
     ]
     table = _tables(make(tmp_path / "r", cells))["policies-50"]
-    assert "noise" in _row(table, "loud")["KL (nats), propagated"]
-    assert "noise" not in _row(table, "clear")["KL (nats), propagated"]
+    label = f"KL (nats), propagated, {_n(4)}"
+    assert "noise" in _row(table, "loud")[label]
+    assert "noise" not in _row(table, "clear")[label]
 
 
 def test_perplexity_is_told_of_given_text_only(tmp_path: Path) -> None:
@@ -87,7 +109,8 @@ def test_perplexity_is_told_of_given_text_only(tmp_path: Path) -> None:
         one |= {"sequence_id": f"p{number}#0", "text_source": "given"}
     (tmp_path / "r/run.json").write_text(json.dumps(run))
     table = _tables(load_results(tmp_path / "r"))["policies-50"]
-    assert _row(table, "good")["perplexity change (%), propagated"] == "+11 [+11,\u00a0+11] n=4"
+    label = f"perplexity change (%), propagated, {_n(4)}"
+    assert _row(table, "good")[label] == "+11 [+11,\u00a0+11]"
 
 
 def test_kept_fractions_of_levels_that_differ_are_both_written(tmp_path: Path) -> None:
@@ -96,7 +119,7 @@ def test_kept_fractions_of_levels_that_differ_are_both_written(tmp_path: Path) -
         Cell("good", 0.6, {"propagated": same(0.1, 4)}, target=0.5),
     ]
     row = _row(_tables(make(tmp_path / "r", cells))["policies-50"], "good")
-    assert row["kept"] == "50\u00a0% local; 60\u00a0% propagated"
+    assert row["kept, local | propagated"] == "50\u00a0% | 60\u00a0%"
 
 
 def test_stacking_has_the_interaction_and_the_rule(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from tests.report import fake
 from tracekit import schema
 from tracekit.kv.parse import parse
 from tracekit.report.blocks import Absent, Code, Section, Text
-from tracekit.report.damage import answer_damage, kl_damage
-from tracekit.report.front import pareto_front
 from tracekit.report.load import Results, load_results
 from tracekit.report.options import Options
-from tracekit.report.paste import config_text, quoted, tiered_policy, two_tiers
-from tracekit.report.recommend import recommend
+from tracekit.report.recommendation.damage import answer_damage, kl_damage
+from tracekit.report.recommendation.order import safest_first
+from tracekit.report.recommendation.paste import config_text, quoted, tiered_policy, two_tiers
+from tracekit.report.recommendation.recommend import recommend
 from tracekit.report.sections.recommendation import section
 from tracekit.simulate.plan import make_plan
 
@@ -85,7 +85,7 @@ def results_of(
     )
 )
 def test_the_front_is_what_nobody_beats(rows: list[tuple[float, float, int]]) -> None:
-    found = pareto_front(*(np.array([row[i] for row in rows], dtype=float) for i in range(3)))
+    found = safest_first(*(np.array([row[i] for row in rows], dtype=float) for i in range(3)))
     unbeaten = [
         number
         for number, (damaged, severity, saving) in enumerate(rows)

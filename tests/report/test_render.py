@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
 import pytest
 
 import tracekit.report
+from tests.report import fake
 from tests.report.fake import ESTIMATORS, HOSTILE, POLICIES, make_results
 from tests.report.page import Page
 from tracekit.errors import InputError
@@ -133,16 +138,80 @@ def test_all_policies_and_estimators_are_named(tmp_path: Path) -> None:
     assert set(POLICIES) | set(ESTIMATORS) <= set(page.text("text"))
 
 
-def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        make_results(tmp_path / name / "results", num_sequences=4)
-        write_report(tmp_path / name / "results", tmp_path / name / "report.html")
-    first = sorted(p for p in (tmp_path / "a").rglob("*") if p.is_file())
+def test_the_same_results_give_the_same_bytes_in_every_process(
+    rich_results: Path, tmp_path: Path
+) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tracekit.report import write_report\n"
+        "write_report(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+    )
+    for seed in ("1", "2"):
+        out = str(tmp_path / seed / "report.html")
+        arguments = [sys.executable, "-c", program, str(rich_results), out]
+        subprocess.run(arguments, check=True, env=os.environ | {"PYTHONHASHSEED": seed})
+    first = sorted(p for p in (tmp_path / "1").rglob("*") if p.is_file())
     assert len(first) > 12
     for path in first:
-        other = tmp_path / "b" / path.relative_to(tmp_path / "a")
+        other = tmp_path / "2" / path.relative_to(tmp_path / "1")
         assert path.read_bytes() == other.read_bytes(), path.name
+
+
+def test_the_style_sheet_keeps_text_readable() -> None:
+    """Contrast of WCAG 2.1 for every text on every ground it stands on, light and dark."""
+    sheet = (Path(tracekit.report.__file__).parent / "templates/style.css").read_text()
+    found = re.findall(r"--([a-z0-9]+): light-dark\((#\w{6}), (#\w{6})\)", sheet)
+    colors = {name: both for name, *both in found}
+    tokens = ["ground", "e1", "e2", "e3", "e4", "e5"]
+    pairs = [("given", ground) for ground in tokens] + [("ink", ground) for ground in tokens]
+    pairs += [(text, ground) for text in ("ink", "soft", "link") for ground in ("ground", "raised")]
+    for text, ground in pairs:
+        for one, other in zip(colors[text], colors[ground], strict=True):
+            assert _contrast(one, other) >= 4.5, (text, ground, one, other)
+    for mark in ("accent", "soft"):
+        for one, other in zip(colors[mark], colors["ground"], strict=True):
+            assert _contrast(one, other) >= 3, (mark, one, other)
+
+
+def _contrast(one: str, other: str) -> float:
+    low, high = sorted(map(_luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(color: str) -> float:
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_headings_are_in_order_and_every_alt_has_a_number(page: Page) -> None:
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[:2] == [1, 2]
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    figures = [one["id"] for one in page.all("figure") if "class" not in one]
+    alts = [text for tag, text in page.texts if tag == "strong" and re.search(r"\d", text)]
+    assert len(alts) >= len(figures)
+    assert all(re.search(r"\d", image["alt"]) for image in page.all("img"))
+
+
+def test_hostile_names_break_nothing(tmp_path: Path) -> None:
+    bad = "\"><img src=x onerror=alert(1)>' <!-- ]]> </script> # a b \u202e\x00"
+    spec = fake.spec().to_json() | {"name": bad}
+    results = make_results(tmp_path / "results", hostile=(bad, bad + "2"), num_sequences=9)
+    run = json.loads((results / "run.json").read_text(encoding="utf-8"))
+    run["trace"] |= {"spec": spec, "path": bad, "host": {"system": f"{bad}\ud800"}, "created": bad}
+    run["tracekit_version"] = bad
+    run["skipped"] = [{"what": bad, "sequence_id": bad, "why": f"{bad}\ud800"}]
+    (results / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    page = Page(write_report(results, tmp_path / "r #1.html").read_text(encoding="utf-8"))
+    assert page.open == []
+    assert not any(name.startswith("on") for _, one in page.elements for name in one)
+    assert all(image["src"].startswith("data:image/png;base64,") for image in page.all("img"))
+    assert len(_scripts(page)) == 2
+    ids = [one["id"] for _, one in page.elements if "id" in one]
+    assert len(ids) == len(set(ids))
+    assert not any(re.search(r"\s", one) for one in ids)
+    links = [unquote(a["href"]) for a in page.all("a") if not a["href"].startswith("#")]
+    assert all((tmp_path / link).is_file() for link in links)
 
 
 def test_the_report_is_small_and_leaves_no_temporary_file(report: Path) -> None:

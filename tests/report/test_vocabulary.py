@@ -17,14 +17,15 @@ from tracekit.report import write_report
 from tracekit.report.blocks import Absent, Section
 from tracekit.report.load import Results, load_results
 from tracekit.report.options import Options
-from tracekit.report.sections.vocabulary import section
-from tracekit.report.sections.vocabulary_attended import drift, foretelling
-from tracekit.report.sections.vocabulary_controllers import controllers
-from tracekit.report.sections.vocabulary_cost import batches, findings
-from tracekit.report.sections.vocabulary_misses import MOST_SHOWN, misses
-from tracekit.report.sections.vocabulary_named import MOST_METHODS, named, with_family
-from tracekit.report.sections.vocabulary_verdicts import few, sentences, verdicts
+from tracekit.report.sections.vocabulary.attended import drift, foretelling
+from tracekit.report.sections.vocabulary.controllers import controllers
+from tracekit.report.sections.vocabulary.cost import batches, findings
+from tracekit.report.sections.vocabulary.misses import MOST_SHOWN, misses
+from tracekit.report.sections.vocabulary.named import MOST_METHODS, named
+from tracekit.report.sections.vocabulary.page import section
+from tracekit.report.sections.vocabulary.verdicts import few, sentences, verdicts
 from tracekit.report.tables import HtmlTable
+from tracekit.report.verdict.schemes import with_family
 from tracekit.schema import (
     ALL,
     ANY,

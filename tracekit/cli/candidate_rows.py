@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tracekit.cli.output import WIDTH, number, range_text, share_text, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tracekit.cli.results_folder import Row
 
@@ -154,95 +154,19 @@ LEGEND = (
 )
 
 
-def gains(tried: Sequence[Row], fixed: Sequence[Row], *, seed: int) -> list[Row]:
-    """Return what a controller gains over sets whose sizes know less.
-
-    Parameters
-    ----------
-    tried
-        Rows of ``schema.VOCAB_RESULTS`` of a scheme whose sizes a controller sets.
-    fixed
-        Those of the same estimator and check with the sizes asked at every step.
-    seed
-        Of the resampling of sequences.
-
-    Returns
-    -------
-    list of dict
-        One a size and measure: means over all steps alike of ``fixed`` and of each fit; of each
-        baseline, ``own`` minus it on the same sequences with its interval and their number.
-        ``num_sequences_`` says of each mean how many sequences are in it.
-    """
-    by: dict[tuple[int, str], dict[str, Row]] = {}
-    for fit, rows in ((_FIXED, fixed), *((row["fit"], [row]) for row in tried)):
-        for row in rows:
-            by.setdefault((row["size"], fit), {})[row["sequence_id"]] = row
-    found: list[Row] = []
-    for size in sorted({row["size"] for row in tried}):
-        parts = {fit: by.get((size, fit), {}) for fit in _FITS}
-        for measure in _MEASURES:
-            told: Row = {}
-            for fit, part in parts.items():
-                told |= _mean(part.values(), measure, fit)
-            for baseline in _BASELINES:
-                told |= _change(parts["own"], parts[baseline], measure, baseline, seed)
-            found.append({"measure": measure, "size": size} | told)
-    return found
-
-
-_FIXED = "fixed"
-_FITS = (_FIXED, "others", "own", "shuffled")
-_BASELINES = (_FIXED, "shuffled")
-_MEASURES = ("hit_argmax", "neg_log_mass_nats", "set_size_mean")
-_SHARES = ("hit_argmax",)
-"""Measures that count steps."""
-
-
-def _mean(rows: Iterable[Row], measure: str, fit: str) -> Row:
-    """Return the mean over all steps alike, None of none, and of how many sequences it is."""
-    pairs = [(_value(row, measure), row["num_scored"]) for row in rows if row[measure] is not None]
-    total = sum(num for _, num in pairs)
-    mean = sum(value * num for value, num in pairs) / total if pairs else None
-    return {fit: mean, f"num_sequences_{fit}": len(pairs)}
-
-
-def _value(row: Row, measure: str) -> Any:
-    """Return a mean of a sequence; a share of its steps exactly, since rows hold it in float32."""
-    value, num = row[measure], row["num_scored"]
-    return value if value is None or measure not in _SHARES else round(value * num) / num
-
-
-def _change(
-    own: Mapping[str, Row], other: Mapping[str, Row], measure: str, baseline: str, seed: int
-) -> Row:
-    """Return what own rows, by sequence, have more than those of a baseline."""
-    import numpy as np
-
-    from tracekit.measure.stats import paired_difference
-
-    names = [name for name in own if name in other]
-    with np.errstate(invalid="ignore"):  # sets without any mass: infinity on either side
-        found = paired_difference(
-            [_value(own[name], measure) for name in names],
-            [_value(other[name], measure) for name in names],
-            seed=seed,
-            weights=[own[name]["num_scored"] for name in names],
-        )
-    ends = {f"{end}_{baseline}": getattr(found, end) for end in ("low", "high", "n")}
-    return {f"own_minus_{baseline}": found.mean} | ends
-
-
 def gain_tables(told: Sequence[Row]) -> list[str]:
     """Return what a controller gains as text: all means, and differences with their intervals."""
+    from tracekit.simulate.controller_gains import BASELINES, FITS
+
     cells = [[row["measure"], str(row["size"])] for row in told]
     means = [
-        [text for fit in _FITS for text in (number(row[fit], 4), str(row[f"num_sequences_{fit}"]))]
+        [text for fit in FITS for text in (number(row[fit], 4), str(row[f"num_sequences_{fit}"]))]
         for row in told
     ]
-    changes = [[text for one in _BASELINES for text in _texts(row, one)] for row in told]
-    heads = [head for one in _BASELINES for head in (f"own - {one}", "n")]
+    changes = [[text for one in BASELINES for text in _texts(row, one)] for row in told]
+    heads = [head for one in BASELINES for head in (f"own - {one}", "n")]
     tables = (
-        ("means over all steps alike", [head for fit in _FITS for head in (fit, "n")], means),
+        ("means over all steps alike", [head for fit in FITS for head in (fit, "n")], means),
         ("differences on the same sequences", heads, changes),
     )
     said = (

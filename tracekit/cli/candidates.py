@@ -14,7 +14,6 @@ from tracekit.cli.candidate_rows import (
     by_cell,
     ceiling_text,
     gain_tables,
-    gains,
     head_share,
     of_size,
 )
@@ -98,6 +97,7 @@ def _gains(
     folder: Path, scheme: Scheme, size: int | None, seed: int
 ) -> tuple[list[Row], list[str]]:
     """Return what the controller of a scheme gains, as data and as text."""
+    from tracekit.simulate.controller_gains import gains
     from tracekit.vocab.controllers.fixed import Fixed
 
     fixed = replace(scheme, controller=Fixed())

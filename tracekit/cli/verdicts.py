@@ -16,16 +16,13 @@ from tracekit.cli.candidate_rows import (
 )
 from tracekit.cli.output import WIDTH, number, range_text
 from tracekit.cli.results_folder import Row, read_rows
-from tracekit.schema import ANY, CANDIDATE_STATS, HEAD_TIMES, VERDICTS
+from tracekit.schema import ANY, CANDIDATE_STATS, DECODED_FITS, HEAD_TIMES, VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _FEW = "too few prompts"
-
-_METHODS = ("asked", "others")
-"""Fits whose sizes a decoder can have."""
 
 
 def read_verdicts(folder: Path, size: int | None = None) -> tuple[list[Row], str]:
@@ -55,7 +52,7 @@ def read_verdicts(folder: Path, size: int | None = None) -> tuple[list[Row], str
     share = head_share(times)
     sizes = sorted({row["size"] for row in stats})
     shown = sizes[len(sizes) // 2] if size is None else size
-    cells = by_cell([row for row in of_size(stats, shown) if row["fit"] in _METHODS])
+    cells = by_cell([row for row in of_size(stats, shown) if row["fit"] in DECODED_FITS])
     cells.sort(key=lambda one: (-one["hit_argmax"]["value"], one["cost_frac"]["value"]))
     asked = ", ".join(map(str, sizes))
     title = f"candidate sets of {shown} tokens of {asked} asked, all steps alike, level local"

@@ -71,10 +71,9 @@ class Code(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Framed(Block):
-    """Blocks in a frame that stands out: an answer."""
+class Group(Block):
+    """A block that holds others."""
 
-    kind: ClassVar[str] = "framed"
     blocks: tuple[Block, ...]
 
     def parts(self) -> Iterator[Block]:
@@ -85,18 +84,18 @@ class Framed(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Details(Block):
+class Framed(Group):
+    """Blocks in a frame that stands out: an answer."""
+
+    kind: ClassVar[str] = "framed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Details(Group):
     """Blocks that are folded up until somebody wants them."""
 
     kind: ClassVar[str] = "details"
     summary: str
-    blocks: tuple[Block, ...]
-
-    def parts(self) -> Iterator[Block]:
-        """Yield this block and all that lie inside it."""
-        yield self
-        for block in self.blocks:
-            yield from block.parts()
 
 
 @dataclass(frozen=True, kw_only=True)

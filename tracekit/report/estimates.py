@@ -35,11 +35,21 @@ def cell(text: str, key: float = math.nan) -> Cell:
     return Cell(text, "" if math.isnan(key) else f"{key:.9g}", is_number=False)
 
 
+def span(low: float, high: float, write: Callable[[float], str]) -> str:
+    """Return two ends for a column of intervals: ``0.02 to 0.05``; 'n/a' for null."""
+    return NOTHING if math.isnan(low) else f"{write(low)} to\u00a0{write(high)}"
+
+
+def ends(found: Point | Interval, write: Callable[[float], str]) -> str:
+    """Return an interval for a column of its own; 'n/a' where there is none."""
+    return span(*_ends(found), write)
+
+
 def between(
     point: Point | Interval, write: Callable[[float], str], *, space: str = "\u00a0"
 ) -> str:
     """Return an interval and its n: ``[0.02, 0.05], n = 3``; without one, why there is none."""
-    low, high = (math.nan if end is None else end for end in (point.low, point.high))
+    low, high = _ends(point)
     if math.isnan(low):
         return f"(no interval below {MIN_SEQUENCES} sequences, n\u00a0=\u00a0{point.n})"
     return f"[{write(low)},{space}{write(high)}], n\u00a0=\u00a0{point.n}"
@@ -51,3 +61,8 @@ def compact(point: Point | None, write: Callable[[float], str]) -> str:
         return NOTHING
     ends = "" if math.isnan(point.low) else f" [{write(point.low)},\u00a0{write(point.high)}]"
     return f"{write(point.mean)}{ends} n={point.n}"
+
+
+def _ends(found: Point | Interval) -> tuple[float, float]:
+    low, high = found.low, found.high
+    return (math.nan, math.nan) if low is None or high is None else (low, high)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracekit import schema
 from tracekit.errors import InputError
+from tracekit.report.frames import read_frame
 from tracekit.schema import ANY, KV_RESULTS, SUMMARY, Table
-from tracekit.simulate.folder import read_run, read_table
+from tracekit.simulate.folder import read_run
 from tracekit.simulate.lengths import LENGTHS
 from tracekit.spec import ModelSpec
 
@@ -101,7 +101,7 @@ class Results:
             If its file is damaged or lacks a column.
         """
         if table.name not in self._frames:
-            self._frames[table.name] = plain(read_table(self.folder, table))
+            self._frames[table.name] = read_frame(self.folder, table)
         return self._frames[table.name]
 
     @cached_property
@@ -112,7 +112,7 @@ class Results:
     @cached_property
     def kv(self) -> pd.DataFrame:
         """Rows of ``schema.KV_RESULTS`` over all steps together, at all levels, layers and heads."""
-        return plain(read_table(self.folder, KV_RESULTS, where=pc.field("steps") == ANY))
+        return read_frame(self.folder, KV_RESULTS, where=pc.field("steps") == ANY)
 
     @cached_property
     def whole(self) -> pd.DataFrame:
@@ -192,21 +192,22 @@ class Results:
         self,
         question: str,
         measure: str,
-        *,
-        level: str = "local",
-        domain: str = ANY,
-        bucket: str = ANY,
+        **part: str,
     ) -> dict[str, list[Point]]:
-        """Return the curves of what a decoder can do: bounds are never recommended."""
-        curves = self.curves(question, measure, level=level, domain=domain, bucket=bucket)
+        """Return the ``curves`` of what a decoder can do: bounds are never recommended."""
+        curves = self.curves(question, measure, **part)
         return {name: curve for name, curve in curves.items() if curve[0].causal}
+
+    def at(self, question: str, measure: str, **part: str) -> dict[tuple[str, str], Point]:
+        """Return the points of ``curves`` by ``Point.cell``, the same in all measures and parts."""
+        curves = self.curves(question, measure, **part)
+        return {point.cell: point for curve in curves.values() for point in curve}
 
     def means(
         self, question: str, measure: str, *, level: str = "local"
     ) -> dict[tuple[str, str], float]:
         """Return the means of one measure over all sequences, by ``Point.cell``."""
-        curves = self.curves(question, measure, level=level)
-        return {point.cell: point.mean for curve in curves.values() for point in curve}
+        return {cell: one.mean for cell, one in self.at(question, measure, level=level).items()}
 
     def domains(self, question: str) -> list[str]:
         """Return the domains that have points for a question, sorted."""
@@ -250,13 +251,3 @@ def load_results(folder: Path) -> Results:
         )
         raise InputError(msg)
     return results
-
-
-def plain(table: pa.Table) -> pd.DataFrame:
-    """Return a frame whose dictionary columns are strings: categories would sort by code."""
-    schema_of = [
-        one.with_type(pa.string()) if pa.types.is_dictionary(one.type) else one
-        for one in table.schema
-    ]
-    frame: pd.DataFrame = table.cast(pa.schema(schema_of)).to_pandas()
-    return frame

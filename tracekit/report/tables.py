@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,8 +14,11 @@ from tracekit.report.formats import NOTHING, count, number
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-MOST_ROWS = 150
+MOST_ROWS = 60
 """Rows of a figure's numbers in the page; its CSV file has all of them."""
+
+_PLAIN = re.compile(r"-?\d+(\.\d+)?(e[+-]\d+)?")
+_ROUNDING = 0.005  # Of three digits.
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,14 @@ class Cell:
     text: str
     key: str
     is_number: bool
+
+    @property
+    def told_key(self) -> str:
+        """The key, or '' where the page's script finds the same number in the text."""
+        if not self.key or not _PLAIN.fullmatch(self.text):
+            return self.key
+        key = float(self.key)
+        return "" if abs(float(self.text) - key) <= _ROUNDING * abs(key) else self.key
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ import numpy as np
 from tracekit import schema
 from tracekit.measure.stats import bootstrap_mean
 from tracekit.simulate.scheme_name import scheme_name
-from tracekit.vocab.budget import ASKED, OTHERS
 from tracekit.vocab.scheme import parse_scheme
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def summarise(kv: pd.DataFrame, vocab: pd.DataFrame, *, seed: int) -> dict[str, 
             x, target = (float(part[name].mean()) for name in (x_name, "target_frac"))
             rows += _measures(part, KV_MEASURES, shared | rest | {"x": x, "target": target}, seed)
     # What no decoder can do, sizes fitted on the steps themselves, is for comparing controllers.
-    vocab = vocab[vocab["fit"].isin([ASKED, OTHERS])]
+    vocab = vocab[vocab["fit"].isin(schema.DECODED_FITS)]
     by = ["estimator", "controller", "fit", "size"]
     for (*scheme, _), frame in vocab.groupby(by, observed=True, sort=False):
         text, size = scheme_name(*map(str, scheme)), float(frame["size"].iloc[0])

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tracekit.schema import DECODED_FITS
 from tracekit.simulate.prompt_halves import Halves
 from tracekit.simulate.quotients import quotients
 from tracekit.simulate.scheme_name import scheme_name
 from tracekit.simulate.step_groups import OF_SEQUENCES, step_groups
 from tracekit.simulate.tries import CELL
-from tracekit.vocab.budget import ASKED, OTHERS
 from tracekit.vocab.scheme import parse_scheme
 
 if TYPE_CHECKING:
@@ -142,12 +142,12 @@ def _domains(tries: Tries, vocab: pd.DataFrame, seed: int) -> Iterator[_Domain]:
 def _named(cells: pd.DataFrame) -> np.ndarray:
     """Return which cells may be named, bool [C]: methods with sizes that a decoder can have."""
     schemes = [
-        scheme_name(estimator, controller, ASKED)
+        scheme_name(estimator, controller)
         for estimator, controller in zip(cells["estimator"], cells["controller"], strict=True)
     ]
     is_method = {text: parse_scheme(text).is_method for text in set(schemes)}
     named_C: np.ndarray = np.array([is_method[text] for text in schemes], dtype=bool)
-    named_C &= cells["fit"].isin([ASKED, OTHERS]).to_numpy()
+    named_C &= cells["fit"].isin(DECODED_FITS).to_numpy()
     return named_C
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tracekit.schema import ASKED, OTHERS, OWN, SHUFFLED
 from tracekit.vocab.controller import fit_scale, weights
 
 if TYPE_CHECKING:
@@ -17,12 +18,6 @@ if TYPE_CHECKING:
     from tracekit.vocab.others import Others, Text
     from tracekit.vocab.scheme import Scheme
     from tracekit.vocab.view import Sequence as Recorded
-
-ASKED, OTHERS, OWN, SHUFFLED = "asked", "others", "own", "shuffled"
-"""How sizes come about: as asked; with a controller, so that their mean over steps of other prompts
-is the size asked (a method), or over the sequence's own steps (a fair comparison with a fixed set of
-that size, which no decoder can make); or those of ``own`` at other steps, drawn once: what a
-controller gains over them is what its timing knows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +29,7 @@ class Asked:
     scheme
         Who asks.
     fit
-        One of ``ASKED``, ``OTHERS``, ``OWN``, ``SHUFFLED``.
+        One of ``schema.ASKED``, ``OTHERS``, ``OWN``, ``SHUFFLED``.
     size_SN
         Size of each step's set, beside the pinned tokens, for N sizes asked, int64.
     """

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tracekit.measure.stats import MIN_SEQUENCES
 from tracekit.report.answers.answer import Answer
-from tracekit.report.breaking import first_to_break
 from tracekit.report.formats import percent
-from tracekit.report.verdicts import CHANCE, LEVEL_SEQUENCES, RECENCY, evicts, judging, rank
+from tracekit.report.verdict.breaking import first_to_break
+from tracekit.report.verdict.ranking import ranking
+from tracekit.report.verdict.yardstick import CHANCE, RECENCY, evicts, judging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracekit.report.load import Point, Results
     from tracekit.report.options import Options
-    from tracekit.report.verdicts import Ranking, Yardstick
+    from tracekit.report.verdict.ranking import Ranking
+    from tracekit.report.verdict.yardstick import Yardstick
+
+_NONE_FREES = "No policy that frees memory was replayed"
+_THIN = f"there are fewer than {MIN_SEQUENCES} sequences, so nothing can pass"
 
 
 def kv_answer(results: Results, options: Options, rankings: Sequence[Ranking]) -> Answer | None:
@@ -36,11 +42,7 @@ def kv_answer(results: Results, options: Options, rankings: Sequence[Ranking]) -
     if chosen is None:
         return None
     ranked = next(one for one in rankings if one.yardstick == chosen)
-    findings = [
-        ("Below that", _below(ranked)),
-        ("Chance and recency", _references(ranked)),
-        ("Domains", first_to_break(results, chosen)),
-    ]
+    findings = _findings(results, ranked) if ranked.points else []
     findings += _recall(results, chosen)
     findings += [
         (f"Level {one.yardstick.level}, judged apart", _least(one))
@@ -55,6 +57,18 @@ def kv_answer(results: Results, options: Options, rankings: Sequence[Ranking]) -
     )
 
 
+def _findings(results: Results, ranked: Ranking) -> list[tuple[str, str]]:
+    """Return where it breaks, what chance and recency do, and which domain breaks first."""
+    domains = ("Domains", first_to_break(results, ranked.yardstick))
+    if not ranked.passed:
+        return [("Least loss", _closest(ranked)), domains]
+    return [
+        ("Below that", _below(ranked)),
+        ("Chance and recency", _references(ranked)),
+        domains,
+    ]
+
+
 def _rule(yardstick: Yardstick) -> str:
     local = (
         " An error of one layer's output, its inputs unchanged, is not perplexity: errors may add "
@@ -63,7 +77,7 @@ def _rule(yardstick: Yardstick) -> str:
         else ""
     )
     return (
-        f"Rule, at the highest level with {LEVEL_SEQUENCES} sequences or more, else the lowest, here "
+        f"Rule, at the highest level with {MIN_SEQUENCES} sequences or more, else the lowest, here "
         f"{yardstick.level}: the smallest measured kept fraction from which on the upper end of the 95\u00a0% interval "
         f"of the {yardstick.name} stays below {yardstick.write(yardstick.bound)}{yardstick.unit}. "
         "Nothing is interpolated; levels are never mixed; bounds are never named. In brackets: "
@@ -75,17 +89,13 @@ def _verdict(results: Results, ranked: Ranking) -> str:
     """Return the verdict: the policy that needs least, and of those that evict the one."""
     yardstick = ranked.yardstick
     on = f"On these prompts {results.spec.name}"
-    if not ranked.passed and not ranked.failed:
-        return "No policy that frees memory was replayed, so no kept fraction can be judged."
+    if not ranked.points:
+        return f"{_NONE_FREES}, so no kept fraction can be judged."
+    if ranked.is_thin:
+        return f"No verdict at level {yardstick.level}: {_THIN}. Record more prompts."
     if not ranked.passed:
-        ends = [f" The nearest is {_at(point, yardstick)}." for point in ranked.failed[:1]]
-        few = max((point.n for point in ranked.failed), default=0) < LEVEL_SEQUENCES
-        why = (
-            f" There are fewer than {LEVEL_SEQUENCES} sequences, so nothing can pass."
-            if few
-            else ""
-        )
-        return f"{on} keeps its output with no policy at any measured fraction.{''.join(ends)}{why}"
+        nearest = _at(ranked.failed[0], yardstick)
+        return f"{on} keeps its output with no policy at any measured fraction. The nearest is {nearest}."
     best = ranked.passed[0]
     text = (
         f"{on} keeps its output at {percent(best.x)} of the cache with {best.family} "
@@ -108,26 +118,30 @@ def _at(point: Point, yardstick: Yardstick) -> str:
 
 def _recall(results: Results, yardstick: Yardstick) -> list[tuple[str, str]]:
     """Return what recall policies need to read; they free nothing. Empty without one."""
-    curves = results.curves("kv", yardstick.measure, level=yardstick.level, x_name="read_frac")
-    able = {family: curve for family, curve in curves.items() if curve[0].causal}
-    if not able:
+    ranked = ranking(results, yardstick, x_name="read_frac")
+    if not ranked.points:
         return []
-    passed = rank(able, yardstick).passed
-    if not passed:
-        return [("Reading less", "no policy of recall passes at any measured read fraction.")]
-    best = passed[0]
-    told = (
-        f"{best.family} passes where a step reads {percent(best.x)} of the cache "
-        f"({yardstick.told(best)}); it frees nothing."
-    )
+    told = "no policy of recall passes at any measured read fraction."
+    if ranked.is_thin:
+        told = f"no verdict: {_THIN}."
+    elif ranked.passed:
+        best = ranked.passed[0]
+        told = (
+            f"{best.family} passes where a step reads {percent(best.x)} of the cache "
+            f"({yardstick.told(best)}); it frees nothing."
+        )
     return [("Reading less", told)]
 
 
 def _least(ranked: Ranking) -> str:
     """Return the verdict of another level in one sentence."""
+    if not ranked.points:
+        return f"{_NONE_FREES[0].lower()}{_NONE_FREES[1:]}."
+    if ranked.is_thin:
+        return f"no verdict: {_THIN}."
     if not ranked.passed:
-        nearest = "".join(f"; the nearest is {_at(p, ranked.yardstick)}" for p in ranked.failed[:1])
-        return f"no policy passes at any measured fraction{nearest}."
+        nearest = _at(ranked.failed[0], ranked.yardstick)
+        return f"no policy passes at any measured fraction; the nearest is {nearest}."
     named = dict.fromkeys(point for point in (ranked.passed[0], ranked.evicting) if point)
     passing = ", then of those that evict ".join(_at(point, ranked.yardstick) for point in named)
     return f"the least is needed by {passing}."
@@ -138,15 +152,20 @@ def _below(ranked: Ranking) -> str:
     if ranked.broken is None:
         return "no smaller fraction was measured, so where it breaks is not known."
     yardstick = ranked.yardstick
-    bound = f"against a bound of {yardstick.write(yardstick.bound)}"
-    if not ranked.passed and not yardstick.passes(ranked.broken):
-        return (
-            f"of all points measured the least loss has {_at(ranked.broken, yardstick)}, {bound}."
-        )
     return (
         f"at {percent(ranked.broken_frac)} of the cache or less no policy passes; the best there "
-        f"is {_at(ranked.broken, yardstick)}, {bound}."
+        f"is {_at(ranked.broken, yardstick)}, {_bound(yardstick)}."
     )
+
+
+def _closest(ranked: Ranking) -> str:
+    """Return the point that loses least, where nothing passes."""
+    least = min(ranked.points, key=lambda point: (point.mean, point.family))
+    return f"of all points measured {_at(least, ranked.yardstick)}, {_bound(ranked.yardstick)}."
+
+
+def _bound(yardstick: Yardstick) -> str:
+    return f"against a bound of {yardstick.write(yardstick.bound)}"
 
 
 def _references(ranked: Ranking) -> str:

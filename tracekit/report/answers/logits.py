@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tracekit import schema
+from tracekit.measure.stats import MIN_SEQUENCES
 from tracekit.report.answers.answer import Answer
 from tracekit.report.estimates import between
 from tracekit.report.formats import count, percent
-from tracekit.report.verdicts import smallest
+from tracekit.report.verdict.ranking import smallest
+from tracekit.report.verdict.schemes import short_names
+from tracekit.simulate.scheme_name import scheme_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,9 +33,7 @@ def vocab_answer(results: Results) -> Answer | None:
     judged = results.table(schema.VERDICTS)
     judged = judged[judged["domain"] == schema.ANY].sort_values("hit_level")
     if not judged.empty:
-        rows = results.summary
-        rows = rows[rows["question"] == "vocab"]
-        short = dict(zip(rows["name"], rows["family"], strict=True))
+        short = short_names(results)
         sentences = [_judged(row, short) for row in judged.to_dict("records")]
         rule = (
             "Rule: the cheapest estimator and size that keep the most likely token, the interval "
@@ -62,18 +63,13 @@ def _judged(row: Mapping[Any, Any], short: Mapping[str, str]) -> str:
     if row["verdict"] != _KEPT:
         return f"{level} of the most likely tokens: {row['why']}."
     ends = f" [{percent(row['low'])}, {percent(row['high'])}]" if not pd.isna(row["low"]) else ""
-    name = short.get(_scheme(row), _scheme(row))
+    text = scheme_name(row["estimator"], row["controller"])
     return (
-        f"{level} of the most likely tokens are kept by {name} at size "
+        f"{level} of the most likely tokens are kept by {short.get(text, text)} at size "
         f"{count(row['size'])} for {percent(row['cost_frac'])} of the head's bytes: "
         f"{percent(row['hit_argmax'])}{ends} on {count(row['n'])} prompts that did not choose it, "
         f"{count(row['num_steps'])} steps, {count(row['set_size_mean'])} candidates in the mean."
     )
-
-
-def _scheme(row: Mapping[Any, Any]) -> str:
-    control = str(row["controller"]).removeprefix("fixed").removeprefix("@")
-    return f"{row['estimator']}@{control}" if control else str(row["estimator"])
 
 
 def _cheapest(results: Results) -> Iterator[str]:
@@ -88,6 +84,9 @@ def _cheapest(results: Results) -> Iterator[str]:
         if point is not None and costs.get(point.cell, math.inf) < 1:
             able.append((costs[point.cell], point.family, point))
     hits = percent(HIT_BOUND, 0)
+    if all(point.n < MIN_SEQUENCES for curve in curves.values() for point in curve):
+        yield f"No verdict: there are fewer than {MIN_SEQUENCES} sequences, so nothing can pass."
+        return
     if not able:
         yield f"No estimator keeps {hits} of the most likely tokens for less than the full head."
         return

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tracekit import schema
+from tracekit.measure.stats import MIN_SEQUENCES
 from tracekit.report.claims.claim import (
     REFUTED,
     SUPPORTED,
@@ -17,17 +18,15 @@ from tracekit.report.claims.claim import (
 )
 from tracekit.report.estimates import between
 from tracekit.report.formats import percent
-from tracekit.report.verdicts import (
+from tracekit.report.verdict.compared import at_fraction, difference, prompts
+from tracekit.report.verdict.ranking import ranking
+from tracekit.report.verdict.yardstick import (
     CHANCE,
+    COMPARED_FRAC,
     DOMAIN_PROMPTS,
     KEPT_TOLERANCE,
-    LEVEL_SEQUENCES,
     RECENCY,
-    at_fraction,
-    difference,
     judging,
-    prompts,
-    ranking,
     yardsticks,
 )
 
@@ -35,13 +34,10 @@ if TYPE_CHECKING:
     from tracekit.measure.stats import Interval
     from tracekit.report.load import Point, Results
     from tracekit.report.options import Options
-    from tracekit.report.verdicts import Yardstick
+    from tracekit.report.verdict.yardstick import Yardstick
 
 KEPT_CLAIMED = 0.30
 """What is kept where about 70 % is dropped."""
-
-COMPARED_FRAC = 0.50
-"""Kept fraction asked for at which policies and lengths are compared."""
 
 ATTENTION_SCORES = ("adakv", "cake", "finch", "h2o", "observed", "pyramidkv", "snapkv", "tova")
 """Policies that judge a key by the attention that it received."""
@@ -52,7 +48,7 @@ REASONING = ("arithmetic", "math", "mathematics", "reasoning")
 _LONG = ">= 16k"
 """Length bucket that is surely above 8 K tokens."""
 
-_FEW = f"fewer than {LEVEL_SEQUENCES} sequences"
+_FEW = f"fewer than {MIN_SEQUENCES} sequences"
 
 
 def _dropped(results: Results, yardstick: Yardstick, domain: str) -> Said:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from tracekit.report.formats import percent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tracekit.report.load import Results
     from tracekit.report.options import Options
@@ -50,6 +52,11 @@ def claim(text: str, *, rule: str) -> Callable[[Callable[[Results, Options], Sai
         return Claim(claim=text, rule=rule, test=test)
 
     return made
+
+
+def share(row: Mapping[Any, Any]) -> str:
+    """Return the mean of a row with its interval, in per cent."""
+    return f"{percent(row['mean'])} [{percent(row['low'])}, {percent(row['high'])}]"
 
 
 def untold(why: str) -> Said:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit import schema
-from tracekit.measure.stats import Interval, paired_difference
+from tracekit.measure.stats import MIN_SEQUENCES, Interval, paired_difference
 from tracekit.report.claims.claim import (
     REFUTED,
     SUPPORTED,
@@ -18,7 +18,7 @@ from tracekit.report.claims.claim import (
 )
 from tracekit.report.estimates import between, short
 from tracekit.report.formats import percent
-from tracekit.report.verdicts import yardsticks
+from tracekit.report.verdict.yardstick import yardsticks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,7 +128,7 @@ def stacking_multiplies(results: Results, options: Options) -> Said:
             f"({most['measure']}, {most['policy']}), level {yardstick.level}"
         )
         return Said(verdict, says, str(int(part["n"].min())))
-    return untold("no eviction was stacked with a transform on 3 sequences or more")
+    return untold(f"no eviction was stacked with a transform on {MIN_SEQUENCES} sequences or more")
 
 
 LAYER_CLAIMS: tuple[Claim, ...] = (shallow_layers, tiers, stacking_multiplies)

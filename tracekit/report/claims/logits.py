@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tracekit import schema
-from tracekit.measure.stats import Interval, bootstrap_mean, paired_difference
+from tracekit.measure.stats import MIN_SEQUENCES, Interval, bootstrap_mean
 from tracekit.report.claims.claim import (
     REFUTED,
     SUPPORTED,
@@ -14,13 +14,16 @@ from tracekit.report.claims.claim import (
     Claim,
     Said,
     claim,
+    share,
     signed_verdict,
     untold,
 )
 from tracekit.report.estimates import between
 from tracekit.report.formats import percent
-from tracekit.report.schemes import best_scheme, of_scheme
-from tracekit.report.verdicts import DOMAIN_PROMPTS, LEVEL_SEQUENCES, at_fraction, judging
+from tracekit.report.verdict.compared import at_fraction, prompt_of
+from tracekit.report.verdict.controllers import points, timed_gains
+from tracekit.report.verdict.schemes import COMPARED_SIZE, best_scheme, of_scheme
+from tracekit.report.verdict.yardstick import COMPARED_FRAC, DOMAIN_PROMPTS, judging
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,12 +32,6 @@ if TYPE_CHECKING:
 
     from tracekit.report.load import Point, Results
     from tracekit.report.options import Options
-
-COMPARED_SIZE = 1024
-"""Candidates at which estimators are compared."""
-
-COMPARED_FRAC = 0.50
-"""Kept fraction asked for at which lengths are compared."""
 
 SUITED = ("article", "dialogue", "story", "summary")
 UNSUITED = ("arithmetic", "code", "math", "mathematics", "reasoning", "translation")
@@ -51,26 +48,27 @@ UNSUITED = ("arithmetic", "code", "math", "mathematics", "reasoning", "translati
 def attention_foretells(results: Results, options: Options) -> Said:
     """Judge attention on the next token against chance."""
     del options
-    rows = results.table(schema.ATTENDED_SUMMARY)
-    rows = rows[
-        (rows["layer"] == schema.ALL)
-        & (rows["head"] == schema.ALL)
-        & (rows["domain"] == schema.ANY)
-        & rows["context_first"].isna()
-    ]
+    rows = _attended(results)
+    rows = rows[rows["context_first"].isna()]
     found = {str(row["measure"]): row for row in rows.to_dict("records")}
     names = ("next_mass", "chance_mass")
     if any(name not in found or math.isnan(found[name]["low"]) for name in names):
         return untold("attention on the next token has no interval (tracekit simulate --attention)")
     mass, even = (found[name] for name in names)
-    verdict = _apart(mass, even)
-    says = (
-        f"{percent(mass['mean'])} [{percent(mass['low'])}, {percent(mass['high'])}] of the attention "
-        f"against {percent(even['mean'])} [{percent(even['low'])}, {percent(even['high'])}], level "
-        f"{mass['level']}; the copy is the most attended token in "
-        f"{percent(found['top_1_hit']['mean'])} of these steps"
+    copied = (
+        f"; the copy is the most attended token in {percent(found['top_1_hit']['mean'])} of these steps"
+        if "top_1_hit" in found
+        else ""
     )
-    return Said(verdict, says, str(int(mass["n"])))
+    says = f"{share(mass)} of the attention against {share(even)}, level {mass['level']}{copied}"
+    return Said(_apart(mass, even), says, str(int(mass["n"])))
+
+
+def _attended(results: Results) -> pd.DataFrame:
+    """Return what attention says of next tokens, mean over layers and heads, of all domains."""
+    rows = results.table(schema.ATTENDED_SUMMARY)
+    over_heads = (rows["layer"] == schema.ALL) & (rows["head"] == schema.ALL)
+    return rows[over_heads & (rows["domain"] == schema.ANY)]
 
 
 def _apart(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> str:
@@ -89,29 +87,23 @@ _STATE = (
 
 def _controlled(results: Results, kind: str) -> Said:
     """Return whether sizes set by a controller beat the same sizes at other steps."""
-    rows = results.table(schema.VOCAB_RESULTS)
-    rows = rows[rows["controller"].str.startswith(kind)]
-    tried = sorted(set(rows["fit"]) & {"own", "shuffled"})
-    if len(tried) < 2:
+    tried = [one for one in timed_gains(results) if one.controller.startswith(kind)]
+    if not tried:
         return untold(f"no estimator ran with the controller {kind}")
-    size = min(sorted(set(rows["size"])), key=lambda one: abs(one - COMPARED_SIZE))
-    parts, verdicts, ns = [], [], []
-    for (estimator, controller), part in rows[rows["size"] == size].groupby(
-        ["estimator", "controller"], sort=True
-    ):
-        hits = part.pivot_table(index="sequence_id", columns="fit", values="hit_argmax")
-        found = paired_difference(hits["own"], hits["shuffled"], seed=results.run["seed"])
-        gained = signed_verdict(found.low, found.high)
-        verdicts.append(REFUTED if gained == UNTOLD and found.low is not None else gained)
-        ns.append(found.n)
-        parts.append(f"{estimator}@{controller}: {_gain(found)}")
-    agreed = verdicts[0] if len(set(verdicts)) == 1 else UNTOLD
-    return Said(agreed, f"{'; '.join(parts)}, {size} candidates in the mean", str(min(ns)))
+    verdicts = {_of_gain(one.timing) for one in tried}
+    verdict = verdicts.pop() if len(verdicts) == 1 else UNTOLD
+    parts = [
+        f"{one.name}: {points(one.timing.mean or 0)} points {between(one.timing, points)}"
+        for one in tried
+    ]
+    says = f"{'; '.join(parts)}, {tried[0].size} candidates in the mean"
+    return Said(verdict, says, str(min(one.timing.n for one in tried)))
 
 
-def _gain(found: Interval) -> str:
-    mean = 0.0 if found.mean is None else found.mean
-    return f"{100 * mean:+.1f} points {between(found, lambda value: f'{100 * value:+.1f}')}"
+def _of_gain(gain: Interval) -> str:
+    """Return the verdict on 'this is above 0'; an interval across 0 does not support it."""
+    gained = signed_verdict(gain.low, gain.high)
+    return REFUTED if gained == UNTOLD and gain.low is not None else gained
 
 
 @claim("Pruning should follow the rate of the entropy", rule=_STATE)
@@ -132,7 +124,7 @@ def free_energy(results: Results, options: Options) -> Said:
     "Long contexts make errors rise",
     rule=(
         f"the best policy that evicts, asked to keep {percent(COMPARED_FRAC)}, in the shortest and "
-        f"the longest length bucket of {LEVEL_SEQUENCES} sequences or more: supported if the "
+        f"the longest length bucket of {MIN_SEQUENCES} sequences or more: supported if the "
         "interval of the longest is above, not supported if below"
     ),
 )
@@ -150,7 +142,7 @@ def errors_with_length(results: Results, options: Options) -> Said:
         found += [(bucket, point) for point in same if not math.isnan(point.low)]
     if len(found) < 2:
         return untold(
-            f"{len(found)} length buckets have {LEVEL_SEQUENCES} sequences at level {yardstick.level}"
+            f"{len(found)} length buckets have {MIN_SEQUENCES} sequences at level {yardstick.level}"
         )
     (short_name, short), (long_name, long) = found[0], found[-1]
     verdict = SUPPORTED if long.low > short.high else REFUTED if long.high < short.low else UNTOLD
@@ -171,21 +163,15 @@ def errors_with_length(results: Results, options: Options) -> Said:
 def anchors_drift(results: Results, options: Options) -> Said:
     """Judge the drift of the most attended keys by context length."""
     del options
-    rows = results.table(schema.ATTENDED_SUMMARY)
-    rows = rows[
-        (rows["layer"] == schema.ALL)
-        & (rows["head"] == schema.ALL)
-        & (rows["domain"] == schema.ANY)
-        & (rows["measure"] == "drift_16")
-        & rows["low"].notna()
-    ].sort_values("context_first")
+    rows = _attended(results)
+    rows = rows[(rows["measure"] == "drift_16") & rows["low"].notna()]
+    rows = rows.sort_values("context_first")
     if len(rows) < 2:
         return untold("fewer than two buckets of context have an interval")
     near, *_, far = rows.to_dict("records")
     verdict = _apart(far, near)
     says = "; ".join(
-        f"drift {percent(one['mean'])} [{percent(one['low'])}, {percent(one['high'])}] at "
-        f"{one['context_first']:.0f} to {one['context_last']:.0f} tokens"
+        f"drift {share(one)} at {one['context_first']:.0f} to {one['context_last']:.0f} tokens"
         for one in (near, far)
     )
     return Said(verdict, f"{says}, level {far['level']}", str(int(min(near["n"], far["n"]))))
@@ -203,7 +189,7 @@ def anchors_drift(results: Results, options: Options) -> Said:
 def suited_domains(results: Results, options: Options) -> Said:
     """Judge two groups of domains by the share of most likely tokens that are candidates."""
     del options
-    best = best_scheme(results, COMPARED_SIZE)
+    best = best_scheme(results)
     if best is None:
         return untold("no estimator reads less than the full head")
     groups = [_hits(results, best, names) for names in (SUITED, UNSUITED)]
@@ -230,8 +216,8 @@ def _hits(results: Results, best: Point, domains: tuple[str, ...]) -> pd.Series[
     """Return the hits of an estimator on each prompt of some domains, its samples together."""
     rows = results.table(schema.VOCAB_RESULTS)
     same = of_scheme(rows[rows["domain"].isin(domains)], best)
-    prompt = same["sequence_id"].str.rsplit("#", n=1).str[0]
-    found: pd.Series[float] = same["hit_argmax"].astype(float).groupby(prompt).mean()
+    hits = same["hit_argmax"].astype(float)
+    found: pd.Series[float] = hits.groupby(prompt_of(same["sequence_id"])).mean()
     return found
 
 

@@ -12,10 +12,11 @@ from tracekit.report.compare.ledger import ledger, tokenizers_differ
 from tracekit.report.compare.match import match_sequences
 from tracekit.report.compare.measures import MEASURES, RECORDED, find_measure
 from tracekit.report.compare.names import ShortNames
-from tracekit.report.compare.pairs import MIN_DOMAIN, differences
+from tracekit.report.compare.pairs import differences
 from tracekit.report.compare.select import as_pair, only
 from tracekit.report.compare.side import CELL, read_side
 from tracekit.report.load import LEVELS
+from tracekit.report.verdict.yardstick import DOMAIN_PROMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,7 +80,7 @@ def compare(
     match = match_sequences(side_a, side_b)
     left_out = _left_out(side_a, side_b, match)
     wanted = (*asked, *(one.measure for one in parsed), *_BESIDE) if asked else MEASURES
-    rows, lone = _rows(side_a, side_b, match, wanted, left_out, level, seed)
+    rows, gone, lone = _rows(side_a, side_b, match, wanted, left_out, level, seed)
     _refuse_nothing(side_a, side_b, rows, asked, left_out)
     of_rows = [(row.measure.question, row.name) for row in rows]
     short = ShortNames(of_rows + [(one[0], one[2]) for side in lone for one in side])
@@ -95,7 +96,8 @@ def compare(
         few=_few(side_a, match),
         left_out=left_out,
         failures={name: _failures(side.run) for name, side in (("a", side_a), ("b", side_b))},
-        gate=tuple(judge(one, rows, left_out, short) for one in parsed),
+        # What B does not have any more cannot pass.
+        gate=tuple(judge(one, (*rows, *gone), left_out, short) for one in parsed),
         short=short,
     )
 
@@ -125,9 +127,10 @@ def _rows(
     left_out: Mapping[str, str],
     level: str | None,
     seed: int,
-) -> tuple[tuple[Difference, ...], tuple[tuple[Cell, ...], tuple[Cell, ...]]]:
-    """Return all differences, and the cells that one side alone has."""
+) -> tuple[tuple[Difference, ...], tuple[Difference, ...], tuple[tuple[Cell, ...], ...]]:
+    """Return all differences, those of cells that B lacks, and the cells that A, or B, has alone."""
     rows: list[Difference] = []
+    gone: list[Difference] = []
     lone: tuple[list[Cell], list[Cell]] = ([], [])
     for question in a.frames:
         frames = tuple(_at_level(side.frames[question], level) for side in (a, b))
@@ -136,9 +139,9 @@ def _rows(
         lone[1].extend((question, *one) for one in sorted(cells[1] - cells[0]))
         own = [one for one in MEASURES if one.question == question and one in wanted]
         used = [one for one in own if one.needs_given or one.name not in left_out]
-        if used:
-            rows += differences((frames[0], frames[1]), (a, b), match, used, seed=seed)
-    return tuple(rows), (tuple(lone[0]), tuple(lone[1]))
+        for one in differences((frames[0], frames[1]), (a, b), match, used, seed=seed):
+            (rows if one.cell in cells[1] else gone).append(one)
+    return tuple(rows), tuple(gone), (tuple(lone[0]), tuple(lone[1]))
 
 
 def _at_level(frame: Any, level: str | None) -> Any:
@@ -173,7 +176,9 @@ def _few(a: Side, match: Match) -> dict[str, int]:
     prompts: dict[str, set[str]] = {}
     for name in match.paired:
         prompts.setdefault(a.sequences[name]["domain"], set()).add(a.sequences[name]["prompt_id"])
-    return {name: len(found) for name, found in sorted(prompts.items()) if len(found) < MIN_DOMAIN}
+    return {
+        name: len(found) for name, found in sorted(prompts.items()) if len(found) < DOMAIN_PROMPTS
+    }
 
 
 def _failures(run: dict[str, Any]) -> dict[str, int]:

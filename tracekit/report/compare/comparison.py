@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.report.compare.gate import raise_if_failed
 from tracekit.report.compare.ledger import what_changed
-from tracekit.report.compare.pairs import MIN_DOMAIN, RESAMPLES
+from tracekit.report.compare.pairs import RESAMPLES
 from tracekit.report.compare.side import CELL
+from tracekit.report.verdict.yardstick import DOMAIN_PROMPTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +97,7 @@ class Comparison:
             "only_a": [dict(zip(_CELL, one, strict=True)) for one in self.only_a],
             "only_b": [dict(zip(_CELL, one, strict=True)) for one in self.only_b],
             "domains_with_too_few_prompts": self.few,
-            "min_prompts_of_a_domain": MIN_DOMAIN,
+            "min_prompts_of_a_domain": DOMAIN_PROMPTS,
             "not_compared": self.left_out,
             "failures": self.failures,
             "gate": [one.to_json() for one in self.gate],

@@ -10,6 +10,7 @@ import pandas as pd
 
 from tracekit.measure.stats import Interval, bootstrap_mean
 from tracekit.report.compare.side import CELL
+from tracekit.report.verdict.yardstick import DOMAIN_PROMPTS
 from tracekit.schema import ANY
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 RESAMPLES = 1_000
 """Draws of prompts, with replacement."""
-
-MIN_DOMAIN = 8
-"""Prompts below which a domain has no difference of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +131,8 @@ def differences(
     """Yield the differences of one question: of each cell and measure, of all, then by domain.
 
     Samples of one prompt are averaged first; prompts are resampled. A measure that no sequence of
-    a cell has on either side does not apply there and has no difference.
+    a cell has on either side does not apply there and has no difference. What B lacks of a cell of A,
+    or A of one that B has too, is missing; cells that B alone has are none.
 
     Parameters
     ----------
@@ -147,10 +146,16 @@ def differences(
         Of the bootstrap.
     """
     a, b = (frame[frame["sequence_id"].isin(match.paired)] for frame in frames)
+    if a.empty:
+        return
     on = [*CELL, "sequence_id"]
-    merged = a.merge(b, on=on, suffixes=("_a", "_b"), sort=False, validate="one_to_one")
+    merged = a.merge(
+        b, how="outer", on=on, suffixes=("_a", "_b"), validate="one_to_one", indicator="side"
+    )
     known = sides[0].sequences
     for _, rows in merged.groupby(list(CELL), sort=True):
+        if rows["side"].eq("right_only").all():
+            continue
         level, name, place = (rows[column].iloc[0] for column in CELL)
         pairs = _pairs(rows, known, match, measures)
         for one in measures:
@@ -165,7 +170,7 @@ def _pairs(
 ) -> _Pairs:
     names = rows["sequence_id"]
     either = {
-        flag: (rows[f"{flag}_a"] | rows[f"{flag}_b"]).to_numpy(dtype=bool)
+        flag: (rows[f"{flag}_a"].eq(True) | rows[f"{flag}_b"].eq(True)).to_numpy(dtype=bool)
         for flag in ("is_idle", "is_flagged")
     }
     return _Pairs(
@@ -173,7 +178,7 @@ def _pairs(
         domain_N=np.array([known[name]["domain"] for name in names], dtype=object),
         is_idle_N=either["is_idle"],
         is_flagged_N=either["is_flagged"],
-        is_causal=bool(rows["is_causal_a"].all() and rows["is_causal_b"].all()),
+        is_causal=bool(rows["is_causal_a"].ne(False).all() and rows["is_causal_b"].ne(False).all()),
         values={
             one.name: (rows[f"{one.name}_a"].to_numpy(), rows[f"{one.name}_b"].to_numpy())
             for one in measures
@@ -193,10 +198,10 @@ def _of_cell(
     yield _difference(measure, cell, pairs, applies_N, ANY, seed)
     for domain in sorted(set(pairs.domain_N)):
         chosen_N = applies_N & (pairs.domain_N == domain)
-        if len(set(pairs.prompt_N[chosen_N])) < MIN_DOMAIN:
+        if len(set(pairs.prompt_N[chosen_N])) < DOMAIN_PROMPTS:
             continue
         found = _difference(measure, cell, pairs, chosen_N, str(domain), seed)
-        if found.interval.n >= MIN_DOMAIN:
+        if found.interval.n >= DOMAIN_PROMPTS:
             yield found
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from tracekit.report.compare.ledger import brief
 from tracekit.report.compare.measures import LAYERS, MEASURES, RECORDED
 from tracekit.report.compare.names import interval, listed, number
-from tracekit.report.compare.pairs import MIN_DOMAIN, RESAMPLES
+from tracekit.report.compare.pairs import RESAMPLES
 from tracekit.report.compare.side import NO_PLACE
+from tracekit.report.verdict.yardstick import DOMAIN_PROMPTS
 from tracekit.schema import ANY
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _pairing(made: Comparison) -> Iterator[str]:
     )
     few = ", ".join(f"{name} {count}" for name, count in made.few.items()) or "none"
     yield (
-        f"A domain has rows of its own where a measure has {MIN_DOMAIN} of its prompts; domains with "
+        f"A domain has rows of its own where a measure has {DOMAIN_PROMPTS} of its prompts; domains with "
         f"fewer pairs: {few}."
     )
     for why in dict.fromkeys(made.left_out.values()):

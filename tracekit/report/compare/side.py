@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from tracekit import schema
 from tracekit.errors import InputError
 from tracekit.report.compare.measures import KV, LAYERS, RECORDED, VOCAB, of_question
-from tracekit.report.load import plain
+from tracekit.report.frames import read_frame
 from tracekit.schema import ALL, ANY
-from tracekit.simulate.folder import read_run, read_table
+from tracekit.simulate.folder import read_run
 from tracekit.simulate.scheme_name import scheme_name
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _vocab(folder: Path) -> pd.DataFrame:
     schemes = frame[scheme].fillna({"fit": "asked"}).itertuples(index=False, name=None)
     names = [scheme_name(*one) for one in schemes]
     where = (pc.field("question") == VOCAB) & pc.field("causal")
-    methods = set(plain(read_table(folder, schema.SUMMARY, ["name"], where))["name"])
+    methods = set(read_frame(folder, schema.SUMMARY, ["name"], where)["name"])
     return _shared(
         frame,
         VOCAB,
@@ -167,7 +167,7 @@ def _read(
 ) -> pd.DataFrame:
     """Return some columns of a table, those that its measures are made of, and the sequence."""
     names = ["sequence_id", *columns, *_sources(question)]
-    return plain(read_table(folder, table, names, where))
+    return read_frame(folder, table, names, where)
 
 
 def _shared(frame: pd.DataFrame, question: str, **columns: Any) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.report.diagnosis.rule import Finding, Rule, rule
+from tracekit.report.diagnosis.rule import Finding, Rule, over, rule
 from tracekit.report.formats import percent
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def _flagged(results: Results, flag: str, share: float) -> Finding | None:
     named = f", most in {by_family.index[-1]} ({most['sum']} of {most['size']})" * bool(most["sum"])
     return Finding(
         bool(flags.mean() > share),
-        f"{flags.sum()} of {len(rows)} cells ({percent(flags.mean())}){named}, level "
-        f"{rows['level'].iloc[0]}, n\u00a0=\u00a0{rows['sequence_id'].nunique()}",
+        f"{flags.sum()} of {len(rows)} cells ({percent(flags.mean())}){named}, {over(rows)}",
     )
 
 
@@ -97,8 +96,7 @@ def padding(results: Results, options: Options) -> Finding | None:
     return Finding(
         bool(freed[worst] < FREED_SHARE),
         f"{worst} holds {percent(kept[worst])}, and {percent(padded[worst])} when padded: "
-        f"{percent(freed[worst])} of the evicted bytes are freed, mean over fractions, level "
-        f"{rows['level'].iloc[0]}, n\u00a0=\u00a0{rows['sequence_id'].nunique()}",
+        f"{percent(freed[worst])} of the evicted bytes are freed, mean over fractions, {over(rows)}",
     )
 
 
@@ -121,7 +119,7 @@ def heavy_state(results: Results, options: Options) -> Finding | None:
     return Finding(
         bool(share[worst] > STATE_SHARE),
         f"{worst}: {percent(share[worst])} of the bytes held, the most of {len(share)} policies, "
-        f"level {rows['level'].iloc[0]}, n\u00a0=\u00a0{rows['sequence_id'].nunique()}",
+        f"{over(rows)}",
     )
 
 

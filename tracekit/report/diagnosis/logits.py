@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit import schema
-from tracekit.measure.stats import paired_difference
 from tracekit.report.diagnosis.rule import Finding, Rule, rule
 from tracekit.report.estimates import between
 from tracekit.report.formats import count, number, percent
-from tracekit.report.schemes import best_scheme, of_scheme
+from tracekit.report.verdict.controllers import points, timed_gains
+from tracekit.report.verdict.schemes import COMPARED_SIZE, best_scheme, of_scheme
 
 if TYPE_CHECKING:
     from tracekit.report.load import Results
     from tracekit.report.options import Options
-
-COMPARED_SIZE = 1024
-"""Candidates at which estimators are looked at."""
 
 CLASS_LIFT, CLASS_SHARE, CLASS_MISSES = 3.0, 0.20, 10
 """A class is missed so many times more than its share, has so much of all misses, of so many."""
@@ -68,7 +65,7 @@ def dear_estimator(results: Results, options: Options) -> Finding | None:
 def missed_class(results: Results, options: Options) -> Finding | None:
     """Measure the class with the largest lift."""
     del options
-    best = best_scheme(results, COMPARED_SIZE)
+    best = best_scheme(results)
     if best is None:
         return None
     rows = of_scheme(results.table(schema.MISS_CLASSES), best)
@@ -96,7 +93,7 @@ def missed_class(results: Results, options: Options) -> Finding | None:
 def sure_misses(results: Results, options: Options) -> Finding | None:
     """Count misses of certain tokens among those listed."""
     del options
-    best = best_scheme(results, COMPARED_SIZE)
+    best = best_scheme(results)
     table = results.table(schema.MISSES)
     if best is None or table.empty:
         return None
@@ -123,32 +120,16 @@ def sure_misses(results: Results, options: Options) -> Finding | None:
 def idle_controller(results: Results, options: Options) -> Finding | None:
     """Measure sizes in their own order against the same sizes shuffled."""
     del options
-    rows = results.table(schema.VOCAB_RESULTS)
-    rows = rows[rows["fit"].isin(["own", "shuffled"])]
-    if rows.empty:
+    known = [(one.timing.low, one) for one in timed_gains(results)]
+    able = [(low, one) for low, one in known if low is not None]
+    if not able:
         return None
-    size = min(sorted(set(rows["size"])), key=lambda one: abs(one - COMPARED_SIZE))
-    found = []
-    for (estimator, controller), part in rows[rows["size"] == size].groupby(
-        ["estimator", "controller"], sort=True
-    ):
-        hits = part.pivot_table(index="sequence_id", columns="fit", values="hit_argmax")
-        if {"own", "shuffled"} <= set(hits.columns):
-            gain = paired_difference(hits["own"], hits["shuffled"], seed=results.run["seed"])
-            if gain.mean is not None and gain.low is not None:
-                found.append((gain.low, f"{estimator}@{controller}", gain))
-    if not found:
-        return None
-    low, name, gain = max(found, key=lambda one: one[:2])
+    low, best = max(able, key=lambda one: (one[0], one[1].name))
     return Finding(
         low <= 0,
-        f"{name}: {_points(gain.mean or 0)} points {between(gain, _points)} at {size} candidates in "
-        f"the mean, the best of {len(found)}",
+        f"{best.name}: {points(best.timing.mean or 0)} points {between(best.timing, points)} at "
+        f"{best.size} candidates in the mean, the best of {len(able)}",
     )
-
-
-def _points(frac: float) -> str:
-    return f"{100 * frac:+.1f}"
 
 
 @rule(
@@ -161,7 +142,7 @@ def _points(frac: float) -> str:
 def eaten_by_batch(results: Results, options: Options) -> Finding | None:
     """Measure what the union of a batch reads."""
     del options
-    best = best_scheme(results, COMPARED_SIZE)
+    best = best_scheme(results)
     rows = results.table(schema.BATCH_UNIONS)
     rows = of_scheme(rows, best) if best is not None else rows.iloc[:0]
     if best is None or rows.empty or BATCH not in set(rows["batch"]):

@@ -7,25 +7,22 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tracekit import schema
+from tracekit.measure.stats import MIN_SEQUENCES
 from tracekit.report.diagnosis.rule import Finding, Rule, rule
 from tracekit.report.estimates import short
 from tracekit.report.formats import number, percent
-from tracekit.report.verdicts import (
+from tracekit.report.verdict.compared import in_domains, least_loss, prompts
+from tracekit.report.verdict.yardstick import (
+    COMPARED_FRAC,
     DOMAIN_PROMPTS,
     evicts,
-    in_domains,
     judging,
-    least_loss,
-    prompts,
     yardsticks,
 )
 
 if TYPE_CHECKING:
     from tracekit.report.load import Point, Results
     from tracekit.report.options import Options
-
-COMPARED_FRAC = 0.50
-"""Kept fraction asked for at which losses are looked at."""
 
 LAYERS_PART, LAYERS_SHARE = 0.10, 0.50
 """A tenth of the layers has so much of the squared error."""
@@ -150,11 +147,11 @@ def grows_with_distance(results: Results, options: Options) -> Finding | None:
     "Needles are lost while the mean is fine",
     threshold=(
         f"a policy that passes its bound holds less than {percent(NEEDLE_BOUND)} of the needle's "
-        "entries in the mean"
+        f"entries in the mean, {MIN_SEQUENCES} needles or more"
     ),
     cause="a mean over tokens hides the few that need an early detail",
     remedy="choose by needle_kept and marked answers as well; protect spans, or a larger kept=",
-    needs="prompts with a marked needle (tracekit record --prompts core has some)",
+    needs=f"{MIN_SEQUENCES} prompts with a marked needle (tracekit record --prompts core has some)",
 )
 def lost_needles(results: Results, options: Options) -> Finding | None:
     """Measure needles under policies that pass."""
@@ -162,7 +159,7 @@ def lost_needles(results: Results, options: Options) -> Finding | None:
     curves = results.methods("kv", "needle_kept", level="local")
     if yardstick is None or not curves:
         return None
-    held = {point.name: point for curve in curves.values() for point in curve}
+    held = {p.name: p for curve in curves.values() for p in curve if p.n >= MIN_SEQUENCES}
     passing = [
         point
         for curve in results.methods("kv", yardstick.measure, level=yardstick.level).values()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pandas as pd
+
     from tracekit.report.load import Results
     from tracekit.report.options import Options
 
@@ -46,6 +48,11 @@ class Rule:
     remedy: str
     needs: str
     find: Find
+
+
+def over(rows: pd.DataFrame) -> str:
+    """Return the level of some cells, and how many sequences they are of."""
+    return f"level {rows['level'].iloc[0]}, n\u00a0=\u00a0{rows['sequence_id'].nunique()}"
 
 
 def rule(

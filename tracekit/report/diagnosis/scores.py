@@ -5,26 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit import schema
+from tracekit.measure.stats import MIN_SEQUENCES
 from tracekit.report.diagnosis.rule import Finding, Rule, rule
 from tracekit.report.estimates import between
 from tracekit.report.formats import percent
-from tracekit.report.verdicts import (
+from tracekit.report.verdict.compared import at_fraction, difference, nearest
+from tracekit.report.verdict.yardstick import (
     CHANCE,
+    COMPARED_FRAC,
     KEPT_TOLERANCE,
     RECENCY,
-    at_fraction,
-    difference,
     evicts,
     judging,
-    nearest,
 )
 
 if TYPE_CHECKING:
     from tracekit.report.load import Point, Results
     from tracekit.report.options import Options
-
-COMPARED_FRAC = 0.50
-"""Kept fraction asked for at which scores are compared."""
 
 QUESTION_FACTOR = 2.0
 """Times that a policy loses when it decides before the question."""
@@ -65,6 +62,7 @@ def _against(results: Results, options: Options, reference: str) -> Finding | No
     )
 
 
+_OTHER = f"another policy at no larger fraction, {MIN_SEQUENCES} sequences or more"
 _FAIR = f"at no larger kept fraction, asked to keep {percent(COMPARED_FRAC)}, is not below 0"
 
 
@@ -73,7 +71,7 @@ _FAIR = f"at no larger kept fraction, asked to keep {percent(COMPARED_FRAC)}, is
     threshold=f"interval of the best score's loss less that of {RECENCY}, {_FAIR}",
     cause="these texts need only what is near, or too few sequences to tell",
     remedy=f"use {RECENCY}: it costs nothing; or test longer prompts with early details",
-    needs=f"{RECENCY} and another policy at no larger fraction, 3 sequences or more",
+    needs=f"{RECENCY} and {_OTHER}",
 )
 def recency_suffices(results: Results, options: Options) -> Finding | None:
     """Measure the best score against recency."""
@@ -85,7 +83,7 @@ def recency_suffices(results: Results, options: Options) -> Finding | None:
     threshold=f"interval of the best score's loss less that of {CHANCE}, {_FAIR}",
     cause="the budget is generous, or the scores carry nothing",
     remedy="smaller kept fractions, or another score",
-    needs=f"{CHANCE} and another policy at no larger fraction, 3 sequences or more",
+    needs=f"{CHANCE} and {_OTHER}",
 )
 def chance_suffices(results: Results, options: Options) -> Finding | None:
     """Measure the best score against chance."""

@@ -9,7 +9,7 @@ from tracekit import schema
 from tracekit.report.diagnosis.rule import Finding, Rule, rule
 from tracekit.report.estimates import short
 from tracekit.report.formats import number, percent
-from tracekit.report.verdicts import yardsticks
+from tracekit.report.verdict.yardstick import yardsticks
 
 if TYPE_CHECKING:
     from tracekit.report.load import Results

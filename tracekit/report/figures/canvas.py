@@ -90,7 +90,7 @@ def draw(name: str, paint: Callable[[Axes], None]) -> str:
     Parameters
     ----------
     name
-        Beginning of its ids, unique in the page.
+        Name of the figure, unique in the page: its ids are made of it.
     paint
         Draws on the axes; the margin at the right is free for ``label_ends``.
 
@@ -103,9 +103,9 @@ def draw(name: str, paint: Callable[[Axes], None]) -> str:
     with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
         # Text stays text in the SVG: what the measuring font lacks, the reader's browser has.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = MplFigure(figsize=(7.6, 4.4))
+        figure = MplFigure(figsize=(7.9, 4.4))
         FigureCanvasSVG(figure)
-        axes = figure.add_axes((0.13, 0.14, 0.555, 0.75))
+        axes = figure.add_axes((0.125, 0.14, 0.534, 0.75))
         axes.grid(visible=True)
         axes.set_axisbelow(True)
         paint(axes)

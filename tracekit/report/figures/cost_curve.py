@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
+from tracekit.measure.front import pareto_front
 from tracekit.report.figures.canvas import INK, REFERENCE, draw, label_ends, lines, ring
 from tracekit.report.figures.figure import Drawing
-from tracekit.report.figures.pareto import front
 from tracekit.report.formats import count, evidence, percent, sample_sizes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def members(points: Iterable[Point]) -> list[Point]:
         x is the cost, over that of the full head; bounds and what costs as much are left out.
     """
     there = sorted((p for p in points if p.causal and p.x < 1), key=lambda p: (p.x, p.name))
-    is_front = front([p.x for p in there], [-p.mean for p in there])
+    is_front = pareto_front([p.x for p in there], [-p.mean for p in there])
     return [point for point, one in zip(there, is_front, strict=True) if one]
 
 

@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 from tracekit.report.figures.canvas import draw, label_ends, lines
 from tracekit.report.figures.figure import Drawing
 from tracekit.report.formats import count, evidence, percent, sample_sizes
+from tracekit.report.verdict.schemes import RANDOM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,10 +114,10 @@ def _alt(
 ) -> str:
     """Return the key number: what the best named method covers at one size, and what chance does."""
     there = {one.family: one for one in points if one.x == size and one.family in looks}
-    methods = [one for one in there.values() if one.causal and one.family != "random"]
+    methods = [one for one in there.values() if one.causal and one.family != RANDOM]
     told = [
         f"{percent(one.mean)} by {one.family} ({evidence(one.low, one.high, one.n)})"
-        for one in (max(methods, key=lambda one: one.mean, default=None), there.get("random"))
+        for one in (max(methods, key=lambda one: one.mean, default=None), there.get(RANDOM))
         if one is not None
     ]
     where = f"at {count(size)} candidates, {percent(size / num_tokens)} of the vocabulary"

@@ -7,15 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracekit import schema
 from tracekit.measure.stats import MIN_SEQUENCES, bootstrap_mean
 from tracekit.report.figures.bucket_curve import Buckets
+from tracekit.report.figures.measure import KEY
 from tracekit.report.formats import count, percent
-from tracekit.report.load import Point, plain
-from tracekit.simulate.folder import read_table
+from tracekit.report.frames import read_frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,17 +22,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tracekit.report.figures.measure import Measure
-    from tracekit.report.load import Results
+    from tracekit.report.load import Point, Results
 
 NAME = "loss-by-distance"
+
+_SAID = ("sequence_id", "policy", "level", "steps", "is_idle", "target_frac")
+_COLUMNS = (*_SAID, *(one.column for one in KEY.values()))
 
 
 def distance_rows(results: Results) -> pd.DataFrame:
     """Return rows of ``schema.KV_RESULTS`` by steps after the eviction point, of all layers."""
-    rows = read_table(results.folder, schema.KV_RESULTS)
-    of_all = pc.and_(pc.equal(rows["layer"], schema.ALL), pc.equal(rows["kv_head"], schema.ALL))
-    by_steps = pc.not_equal(rows["steps"].cast(pa.string()), schema.ANY)
-    return plain(rows.filter(pc.and_(of_all, by_steps)))
+    of_all = (pc.field("layer") == schema.ALL) & (pc.field("kv_head") == schema.ALL)
+    where = of_all & (pc.field("steps") != schema.ANY)
+    return read_frame(results.folder, schema.KV_RESULTS, _COLUMNS, where)
 
 
 def distance_curve(
@@ -109,6 +110,14 @@ def _curve(
         low, high = (np.nan if end is None else end for end in (mean.low, mean.high))
         exact = float(values[label].mean())
         made.append(
-            replace(shown, x=number, mean=exact, low=float(low), high=float(high), n=mean.n)
+            replace(
+                shown,
+                level=measure.level,
+                x=number,
+                mean=exact,
+                low=float(low),
+                high=float(high),
+                n=mean.n,
+            )
         )
     return made

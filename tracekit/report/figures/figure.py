@@ -67,7 +67,7 @@ class Drawing(Figure):
     Parameters
     ----------
     svg
-        Element ``<svg>`` for use inside a page: no name space, ids begin with ``name``.
+        Element ``<svg>`` for use inside a page: no name space, ids that no other figure has.
     """
 
     ending: ClassVar[str] = "svg"

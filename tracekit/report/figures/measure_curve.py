@@ -171,13 +171,15 @@ def _alt(curves: Curves) -> str:
     measure = curves.measure
     points = [point for curve in curves.drawn.values() for point in curve]
     causal = [p for p in points if p.causal] or points
-    low = measure.best([p for p in causal if p.x <= HALF * 1.05] or causal)
+    half = [p for p in causal if p.x <= HALF * 1.05]
+    low = measure.best(half or causal)
     bad = measure.worst(points)
     what = "kept" if curves.x_name == "kept_frac" else "read"
     words = ("least loss", "most") if measure.sign > 0 else ("most agreement", "least")
     return (
-        f"{measure.label[:1].upper()}{measure.label[1:]}, a line a policy: {words[0]} at half or "
-        f"less {what} {measure.write(low.mean)} ({low.family} at {percent(low.x)}), "
+        f"{measure.label[:1].upper()}{measure.label[1:]}, a line a policy: {words[0]} "
+        f"{f'at half or less {what} ' if half else ''}{measure.write(low.mean)} "
+        f"({low.family} at {percent(low.x)}), "
         f"{words[1]} of all {measure.write(bad.mean)} ({bad.family} at {percent(bad.x)})."
     )
 

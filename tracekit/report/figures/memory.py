@@ -19,14 +19,14 @@ from tracekit.report.figures.canvas import (
 )
 from tracekit.report.figures.figure import Drawing
 from tracekit.report.formats import count, percent, sample_sizes, size
-from tracekit.report.memory import WANTED, measured_bytes
+from tracekit.report.memory.held import WANTED, measured_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
     from tracekit.report.load import Results
-    from tracekit.report.memory import Memory
+    from tracekit.report.memory.held import Memory
 
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 _FULL = "full cache"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from tracekit.measure.front import pareto_front
 from tracekit.report.figures.canvas import INK, MOST_NAMED, Style, draw, kept_axis, label_ends
 from tracekit.report.figures.figure import Drawing
 from tracekit.report.formats import percent, sample_sizes, size
@@ -16,39 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
-    from numpy.typing import ArrayLike, NDArray
 
     from tracekit.report.figures.measure import Measure
     from tracekit.report.load import Point
 
 NAME = "front-of-cache-and-kl"
-
-
-def front(cost: ArrayLike, loss: ArrayLike) -> NDArray[np.bool_]:
-    """Tell which points no other point beats.
-
-    A point is beaten by one that is no worse in both and better in one; equal points do not beat
-    each other.
-
-    Parameters
-    ----------
-    cost, loss
-        [N] each, float; less is better. No NaN.
-
-    Returns
-    -------
-    numpy.ndarray
-        [N], bool.
-    """
-    costs, losses = np.asarray(cost, np.float64), np.asarray(loss, np.float64)
-    order = np.lexsort((losses, costs))
-    cost_N, loss_N = costs[order], losses[order]
-    # Least loss among strictly smaller costs, and among points of the same cost.
-    first_N = np.searchsorted(cost_N, cost_N, side="left")
-    least_N = np.concatenate(([np.inf], np.minimum.accumulate(loss_N)))
-    is_front = np.empty(len(order), bool)
-    is_front[order] = (loss_N < least_N[first_N]) & (loss_N == loss_N[first_N])
-    return is_front
 
 
 def pareto(
@@ -76,7 +49,7 @@ def pareto(
     points = sorted(
         (point for curve in curves.values() for point in curve), key=lambda p: (p.x, p.mean, p.name)
     )
-    is_front = front([p.x for p in points], [p.mean for p in points])
+    is_front = pareto_front([p.x for p in points], [p.mean for p in points])
     best = [point for point, one in zip(points, is_front, strict=True) if one]
     table = pd.DataFrame([asdict(point) for point in points]).drop(columns=["x_name", "causal"])
     table["kv_bytes"] = [kv_bytes.get(point.cell, np.nan) for point in points]

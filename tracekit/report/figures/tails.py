@@ -13,6 +13,7 @@ from tracekit.report.figures.canvas import draw, label_ends, lines
 from tracekit.report.figures.figure import Drawing
 from tracekit.report.formats import count, evidence, percent, sample_sizes
 from tracekit.report.load import Point
+from tracekit.report.verdict.schemes import REFERENCES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,7 +130,7 @@ def _table(points: list[Point]) -> pd.DataFrame:
 
 
 def _alt(curves: dict[str, list[Point]], size: int) -> str:
-    methods = {name: curve for name, curve in curves.items() if name not in ("oracle", "random")}
+    methods = {name: curve for name, curve in curves.items() if name not in REFERENCES}
     at_half = [one for curve in (methods or curves).values() for one in curve if one.x == HALF_NATS]
     best = min(at_half, key=lambda one: one.mean)
     return (

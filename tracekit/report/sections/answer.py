@@ -10,7 +10,8 @@ from tracekit.report.claims import claims_table
 from tracekit.report.estimates import between, cell
 from tracekit.report.formats import percent
 from tracekit.report.tables import HtmlTable, text_column
-from tracekit.report.verdicts import Ranking, ranking, yardsticks
+from tracekit.report.verdict.ranking import Ranking, ranking
+from tracekit.report.verdict.yardstick import yardsticks
 
 if TYPE_CHECKING:
     from tracekit.report.answers import Answer

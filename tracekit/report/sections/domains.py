@@ -6,19 +6,17 @@ import math
 from typing import TYPE_CHECKING
 
 from tracekit.report.blocks import Absent, Block, Heading, Section, Text
-from tracekit.report.breaking import first_to_break, needs
 from tracekit.report.estimates import bare, cell, compact, short
 from tracekit.report.formats import percent
 from tracekit.report.tables import Cell, HtmlTable, text_column
-from tracekit.report.verdicts import DOMAIN_PROMPTS, at_fraction, prompts, yardsticks
+from tracekit.report.verdict.breaking import first_to_break, needs
+from tracekit.report.verdict.compared import at_fraction, prompts
+from tracekit.report.verdict.yardstick import COMPARED_FRAC, DOMAIN_PROMPTS, yardsticks
 
 if TYPE_CHECKING:
     from tracekit.report.load import Point, Results
     from tracekit.report.options import Options
-    from tracekit.report.verdicts import Yardstick
-
-WANTED_FRAC = 0.50
-"""Kept fraction asked for at which domains are compared."""
+    from tracekit.report.verdict.yardstick import Yardstick
 
 MOST_POLICIES = 6
 """Policies beside each other; the others are left out, and counted."""
@@ -40,7 +38,7 @@ def section(results: Results, options: Options) -> Section | Absent:
 
 def _level(results: Results, yardstick: Yardstick) -> list[Block]:
     """Return the blocks of one level; none if no policy evicts."""
-    found = at_fraction(results, yardstick, WANTED_FRAC)
+    found = at_fraction(results, yardstick, COMPARED_FRAC)
     if not found:
         return []
     best = sorted(found.values(), key=lambda point: (point.mean, point.family))
@@ -58,10 +56,7 @@ def _table(
     have = prompts(results, yardstick.level)
     rows = []
     for domain in (one for one in results.domains("kv") if one in have):
-        curves = results.methods(
-            "kv", yardstick.measure, level=yardstick.level, domain=domain
-        ).values()
-        points = {point.cell: point for curve in curves for point in curve}
+        points = results.at("kv", yardstick.measure, level=yardstick.level, domain=domain)
         there = [points.get(point.cell) for point in chosen]
         rows.append(
             (
@@ -75,7 +70,7 @@ def _table(
     others = num_policies - len(chosen)
     caption = (
         f"{yardstick.name[0].upper()}{yardstick.name[1:]} ({unit}) by domain, level "
-        f"{yardstick.level}, where the fraction asked for is nearest {percent(WANTED_FRAC)}: mean, "
+        f"{yardstick.level}, where the fraction asked for is nearest {percent(COMPARED_FRAC)}: mean, "
         "95\u00a0% interval, sequences; least loss over all domains first. Needs: the smallest "
         "measured kept fraction from which on a policy that evicts stays below "
         f"{yardstick.write(yardstick.bound)} with its interval; no verdict below {DOMAIN_PROMPTS} "

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from tracekit.measure.pooled_quantile import pooled_quantile
 from tracekit.measure.stats import bootstrap_mean
 from tracekit.report.blocks import Absent, Section, Text
+from tracekit.report.estimates import ends, span
 from tracekit.report.figures.entropy_histogram import histogram
 from tracekit.report.figures.regimes import MOST_SEQUENCES, timeline
 from tracekit.report.formats import NOTHING, count, number, percent, percent_range
-from tracekit.report.sections.entropy_quantile import pooled_quantile
 from tracekit.report.tables import INTERVAL, Column, build, text_column
 from tracekit.schema import ANY, SCORED
 
@@ -92,7 +93,7 @@ def _against_paper(steps: pd.DataFrame, seed: int) -> str:
         "\u201cBeyond the 80/20 rule\u201d (arXiv 2506.01939) finds more than half of all tokens below "
         f"{SURE_NATS:g} nats and the 80th percentile at {PAPER_QUANTILE_NATS:g}. {verdict}: "
         f"{percent(sure.mean or 0.0)} lie below {SURE_NATS:g} ({_percents(sure)}), and the 80th "
-        f"percentile is {number(value)} nats ({_range(low, high)}; n\u00a0=\u00a0{sure.n} sequences, "
+        f"percentile is {number(value)} nats ({span(low, high, number)}; n\u00a0=\u00a0{sure.n} sequences, "
         f"{count(len(steps))} steps, raw logits at temperature 1, another model and other texts)."
     )
 
@@ -118,7 +119,14 @@ def _by_domain(steps: pd.DataFrame, seed: int) -> HtmlTable:
             _share(part, seed),
             _quantile(part, seed),
         )
-        told = [mean.mean, _ends(mean), sure.mean, _percents(sure), value, _range(low, high)]
+        told = [
+            mean.mean,
+            ends(mean, number),
+            sure.mean,
+            _percents(sure),
+            value,
+            span(low, high, number),
+        ]
         rows.append([name, mean.n, len(part), *told])
     caption = (
         "Entropy of the scored steps by domain, all steps alike; intervals over sequences (95\u00a0% "
@@ -138,7 +146,7 @@ def _along(steps: pd.DataFrame, seed: int) -> HtmlTable:
             continue
         last = f"to {count(_ENDS[group + 1] - 1)}" if group + 1 < len(_ENDS) else "and later"
         mean = _mean(part, seed)
-        rows.append([f"{count(first)} {last}", mean.n, len(part), mean.mean, _ends(mean)])
+        rows.append([f"{count(first)} {last}", mean.n, len(part), mean.mean, ends(mean, number)])
     columns = (
         text_column("scored steps of a sequence"),
         Column("sequences", count),
@@ -175,15 +183,7 @@ def _quantile(steps: pd.DataFrame, seed: int) -> tuple[float, float, float]:
     return pooled_quantile(steps["entropy_nats"].to_numpy(), code_S, QUANTILE, seed=seed)
 
 
-def _ends(told: Interval) -> str:
-    return NOTHING if told.low is None or told.high is None else _range(told.low, told.high)
-
-
 def _percents(told: Interval) -> str:
     if told.low is None or told.high is None:
         return NOTHING
     return percent_range(told.low, told.high)
-
-
-def _range(low: float, high: float) -> str:
-    return NOTHING if np.isnan(low) else f"{number(low)} to\u00a0{number(high)}"

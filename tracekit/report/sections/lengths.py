@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracekit.measure.stats import MIN_SEQUENCES
 from tracekit.report.blocks import Absent, Block, Details, Heading, Section, Text
+from tracekit.report.estimates import bare, cell, compact, short
 from tracekit.report.figures.bucket_curve import Buckets, bucket_curve
 from tracekit.report.figures.canvas import styles
 from tracekit.report.figures.distance_curve import distance_curve, distance_rows
 from tracekit.report.figures.measure import ERROR, HALF, KEY, Measure, nearest, titled
-from tracekit.report.formats import count, number, percent, percent_range, sample_sizes, size
-from tracekit.report.tables import Column, HtmlTable, build, text_column
+from tracekit.report.formats import NOTHING, percent, sample_sizes, size
+from tracekit.report.tables import Cell, HtmlTable, text_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from tracekit.report.options import Options
 
 QUARTER = 0.25
+"""Kept fraction of the second, folded table."""
+
+_COLUMNS = {
+    "local": "error (%), local",
+    "predicted": "KL (nats a token), predicted",
+    "propagated": "KL (nats a token), propagated",
+}
 
 
 def section(results: Results, options: Options) -> Section | Absent:
@@ -57,20 +64,21 @@ def _chosen(results: Results, level: str, frac: float) -> dict[str, Point]:
     return {name: nearest(curve, frac) for name, curve in curves.items()}
 
 
-def _at(results: Results, level: str, column: str, bucket: str) -> dict[tuple[str, str], Point]:
-    """Return the points of one measure in a length bucket, by policy and target."""
-    curves = results.curves("kv", column, level=level, bucket=bucket)
-    return {point.cell: point for curve in curves.values() for point in curve}
-
-
 def _by_length(results: Results, chosen: Mapping[str, Point], level: str) -> Text:
     """Return for how many policies long texts lose more, and what the cache does there."""
     measure = KEY[level]
-    buckets = [one for one in results.buckets("kv") if _at(results, level, measure.column, one)]
+    buckets = [
+        one
+        for one in results.buckets("kv")
+        if results.at("kv", measure.column, level=level, bucket=one)
+    ]
     if len(buckets) < 2:
         there = ", ".join(buckets) or "none has a result"
         return Text(text=f"Texts of one length bucket alone ({there}, in tokens): no comparison.")
-    short, long = (_at(results, level, measure.column, one) for one in (buckets[0], buckets[-1]))
+    short, long = (
+        results.at("kv", measure.column, level=level, bucket=one)
+        for one in (buckets[0], buckets[-1])
+    )
     pairs = [
         (short[p.cell], long[p.cell])
         for p in chosen.values()
@@ -92,7 +100,7 @@ def _by_length(results: Results, chosen: Mapping[str, Point], level: str) -> Tex
 def _slope(results: Results, chosen: Mapping[str, Point], level: str, buckets: list[str]) -> str:
     """Return how the bytes grow from the shortest to the longest bucket, full and reduced."""
     full, held = (
-        [_at(results, level, column, one) for one in (buckets[0], buckets[-1])]
+        [results.at("kv", column, level=level, bucket=one) for one in (buckets[0], buckets[-1])]
         for column in ("full_kv_bytes", "kv_bytes")
     )
     causal = [p for p in chosen.values() if p.causal and all(p.cell in at for at in (*full, *held))]
@@ -124,7 +132,7 @@ def _buckets(results: Results, measure: Measure, chosen: Mapping[str, Point]) ->
     by_bucket = {
         bucket: at
         for bucket in results.buckets("kv")
-        if (at := _at(results, measure.level, measure.column, bucket))
+        if (at := results.at("kv", measure.column, level=measure.level, bucket=bucket))
     }
     if len(by_bucket) < 2:
         return None
@@ -150,75 +158,65 @@ def _buckets(results: Results, measure: Measure, chosen: Mapping[str, Point]) ->
 
 
 def _table(results: Results, frac: float, chosen: Mapping[str, Point]) -> HtmlTable:
-    """Return every policy at one kept fraction by length bucket, each level in columns of its own."""
+    """Return every policy at one kept fraction by length bucket, each level in a column of its own."""
     levels = [level for level in KEY if level in results.levels]
-    columns = [
-        text_column("policy"),
-        text_column("length (tokens)"),
-        Column("asked to keep", percent),
-        Column("kept, measured", percent),
-        Column("cache, mean", size),
-        Column("full cache, mean", size),
-    ]
-    for level in levels:
-        measure = KEY[level]
-        what = "error" if measure is ERROR else "KL (nats a token)"
-        columns += [
-            Column(f"{level}: {what}", measure.write),
-            text_column("95\u00a0% interval"),
-            Column("n", count),
-            Column("left out", count),
-        ]
-    return build(
-        f"table-lengths-{100 * frac:.0f}",
-        f"By length of text, each policy at its kept fraction nearest {percent(frac)} over all "
-        "lengths; levels in columns of their own, which may be of different sequences. Left out: "
-        "sequences in which nothing was evicted; recall policies, which free nothing, are not here. "
-        "Kept fraction and bytes are those of level "
-        f"{levels[0]}.",
-        columns,
-        _rows(results, chosen, levels),
+    labels = ("policy", "length (tokens)", "asked", "kept", "cache, of full")
+    return HtmlTable(
+        name=f"table-lengths-{100 * frac:.0f}",
+        caption=(
+            f"By length of text, each policy at its kept fraction nearest {percent(frac)} over all "
+            "lengths. Each level: mean over sequences, 95\u00a0% bootstrap interval, number of "
+            "sequences; levels may be of different sequences. Left out: sequences in which nothing "
+            "was evicted; recall policies, which free nothing, are not here. Kept fraction and mean "
+            f"bytes are those of level {levels[0]}"
+        ),
+        columns=tuple(map(text_column, (*labels, *(_COLUMNS[level] for level in levels)))),
+        rows=tuple(_rows(results, chosen, levels)),
     )
 
 
 def _rows(
     results: Results, chosen: Mapping[str, Point], levels: list[str]
-) -> Iterator[list[object]]:
+) -> Iterator[tuple[Cell, ...]]:
     """Yield a row a policy and length bucket."""
+    titles = titled({name: [point] for name, point in chosen.items()})
     for bucket in results.buckets("kv"):
-        held, full = (_at(results, levels[0], one, bucket) for one in ("kv_bytes", "full_kv_bytes"))
-        losses = [_at(results, level, KEY[level].column, bucket) for level in levels]
+        held, full = (
+            results.at("kv", one, level=levels[0], bucket=bucket)
+            for one in ("kv_bytes", "full_kv_bytes")
+        )
+        losses = {
+            level: results.at("kv", KEY[level].column, level=level, bucket=bucket)
+            for level in levels
+        }
         for name, point in chosen.items():
-            here = [loss.get(point.cell) for loss in losses]
-            if here == [None] * len(here):
+            here = {level: loss.get(point.cell) for level, loss in losses.items()}
+            if not any(here.values()):
                 continue
-            cache, whole = held.get(point.cell), full.get(point.cell)
-            row: list[object] = [
-                titled({name: [point]})[name],
-                bucket,
-                point.asked,
-                cache.x if cache else None,
-                cache.mean if cache else None,
-                whole.mean if whole else None,
-            ]
-            for level, loss in zip(levels, here, strict=True):
-                row += _loss(loss, KEY[level])
-            yield row
+            yield (
+                cell(titles[name]),
+                cell(bucket),
+                cell(percent(point.asked), point.asked),
+                *_cache(held.get(point.cell), full.get(point.cell)),
+                *(_loss(loss, level) for level, loss in here.items()),
+            )
 
 
-def _loss(point: Point | None, measure: Measure) -> list[object]:
-    """Return mean, interval, n and what was left out; nulls where a level has no such cell."""
+def _cache(held: Point | None, full: Point | None) -> tuple[Cell, Cell]:
+    """Return the cells of the kept fraction and of the bytes."""
+    if held is None:
+        return cell(NOTHING), cell(NOTHING)
+    whole = NOTHING if full is None else size(full.mean)
+    return cell(percent(held.x), held.x), cell(f"{size(held.mean)} of {whole}", held.mean)
+
+
+def _loss(point: Point | None, level: str) -> Cell:
+    """Return mean, interval and n, and what was left out."""
+    text = compact(point, bare if level == ERROR.level else short)
     if point is None:
-        return [None, None, None, None]
-    interval = None
-    if not math.isnan(point.low):
-        write = percent_range if measure is ERROR else _number_range
-        interval = write(point.low, point.high)
-    return [point.mean, interval, point.n, point.num_excluded]
-
-
-def _number_range(low: float, high: float) -> str:
-    return f"{number(low)} to\u00a0{number(high)}"
+        return cell(text)
+    left_out = f", {point.num_excluded} left out" if point.num_excluded else ""
+    return cell(text + left_out, point.mean)
 
 
 def _by_distance(results: Results, levels: list[str], chosen: Mapping[str, Point]) -> list[Block]:

@@ -9,13 +9,13 @@ import numpy as np
 from tracekit.report.blocks import Absent, Block, Details, Section, Text
 from tracekit.report.figures.memory import memory_by_requests, memory_by_tokens
 from tracekit.report.formats import count, percent, size
-from tracekit.report.memory import memory_of
-from tracekit.report.memory_tables import accounts, buckets, recall
+from tracekit.report.memory.held import memory_of
+from tracekit.report.memory.tables import accounts, buckets, recall
 from tracekit.report.tables import Column, HtmlTable, build, text_column
 
 if TYPE_CHECKING:
     from tracekit.report.load import Point, Results
-    from tracekit.report.memory import Held, Memory
+    from tracekit.report.memory.held import Held, Memory
     from tracekit.report.options import Options
     from tracekit.spec import ModelSpec
 

@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tracekit import schema
-from tracekit.report.blocks import Facts, Heading, Section, Text
+from tracekit.report.blocks import Code, Details, Facts, Heading, Section, Text
 from tracekit.report.formats import count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tracekit.report.load import Results
     from tracekit.report.options import Options
@@ -34,6 +34,7 @@ _DATES = (
     "; the command, its date and what took how long are in run.json and timings.parquet, so that the "
     "same trace gives the same page"
 )
+_FLAGS = {"policies": "kv", "estimators": "vocab"}
 _KV_DEFINED = (
     "target_frac kept_frac read_frac output_error mass_kept kv_bytes kl_nats kl_predicted_nats "
     "noise_kl_nats same_top_frac is_idle is_clipped"
@@ -67,6 +68,8 @@ def section(results: Results, options: Options) -> Section:
             ),
             Facts(facts=tuple((f"Level {one}", LEVELS[one]) for one in results.levels)),
             Facts(facts=tuple(_conditions(results))),
+            *_planned("policies", run["plan"]["kv"]),
+            *_planned("estimators", run["plan"]["vocab"]),
             Heading(text="What the columns mean"),
             Facts(facts=tuple(map(_definition, defined)), has_code_terms=True),
         ),
@@ -88,8 +91,6 @@ def _conditions(results: Results) -> list[tuple[str, str]]:
         ("Trace", f"run {trace['run_id']}, capture {trace['capture']}"),
         ("Generation", _facts(trace["sampler"])),
         ("Recorded on", _facts(trace["host"]) + versions),
-        ("Plan: policies", "; ".join(plan["kv"]) or "none"),
-        ("Plan: estimators", "; ".join(plan["vocab"]) or "none"),
         ("Candidate sizes", ", ".join(map(count, plan["sizes"])) or "none"),
         ("Bytes a number", str(plan["kv_bytes"])),
         (
@@ -97,6 +98,15 @@ def _conditions(results: Results) -> list[tuple[str, str]]:
             _facts(run["versions"]) + _DATES,
         ),
     ]
+
+
+def _planned(what: str, texts: Sequence[str]) -> list[Details]:
+    """Return what was planned, folded, one canonical text a line; nothing of nothing."""
+    if not texts:
+        return []
+    caption = f"Planned {what}, one a line, as --{_FLAGS[what]} takes them"
+    code = Code(name=f"plan-{what}", caption=caption, text="\n".join(texts))
+    return [Details(summary=f"Plan: {len(texts)} {what}", blocks=(code,))]
 
 
 def _facts(facts: Mapping[str, Any]) -> str:

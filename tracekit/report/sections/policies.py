@@ -17,7 +17,7 @@ from tracekit.report.stacked import stacked
 from tracekit.report.tables import Cell, HtmlTable, text_column
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     import numpy as np
 
@@ -143,8 +143,8 @@ class _Policies:
             else "There is no column of perplexity: no given text was run at level propagated."
         )
         return (
-            "Each cell: mean over sequences, 95\u00a0% bootstrap interval in brackets, number of "
-            "sequences. Levels have sequences of their own, so compare within a column. A policy "
+            "Each cell: mean over sequences, 95\u00a0% bootstrap interval in brackets; n, the number of "
+            "sequences, stands in the head of the column where it is the same in all rows. Levels have sequences of their own, so compare within a column. A policy "
             "stands where its asked fraction is nearest, least loss first. Kept is bytes held over "
             "those of the full cache, generated tokens included. Clipped: the budget was smaller "
             "than what is protected, so that scores had no say. Clamped: the budget was larger than "
@@ -168,65 +168,95 @@ class _Policies:
         found = self.points[level, KEY_MEASURES[level]].get(point.cell)
         return (math.inf if found is None else found.mean), point.family
 
+    @cached_property
+    def measures(self) -> tuple[_Measure, ...]:
+        """Columns of means, each of one level."""
+        found = [
+            _Measure(_COLUMNS[level], self.points[level, KEY_MEASURES[level]], write)
+            for level, write in zip(_COLUMNS, (bare, short, short), strict=True)
+            if level in self.levels
+        ]
+        if "propagated" in self.levels:
+            same = self.points["propagated", "same_top_frac"]
+            found.append(_Measure("same top token (%), propagated", same, bare))
+        if self.perplexity:
+            change = {(name, ""): point for name, point in self.perplexity.items()}
+            found.append(_Measure("perplexity change (%), propagated", change, signed))
+        return tuple(found)
+
     def of(self, points: list[Point], wanted: float) -> HtmlTable:
         """Return the table of some points."""
-        rows = tuple(tuple(self._row(point, wanted).values()) for point in points)
-        labels = list(self._row(points[0], wanted))
+        seen = {self._seen(point) for point in points}
+        shared = seen.pop() if len(seen) == 1 else ""
+        sizes = {one.label: one.size(points) for one in self.measures}
+        rows = [self._row(point, wanted, sizes, told=not shared) for point in points]
         return HtmlTable(
             name=f"policies-{100 * wanted:.0f}",
             caption=(
                 f"Policies that were asked to keep about {percent(wanted)}; flags and bytes at "
                 f"level {self.levels[0]}, order by level {self.levels[-1]}"
+                + (f". All of them {shared}" if shared else "")
             ),
-            columns=tuple(map(text_column, labels)),
-            rows=rows,
+            columns=tuple(text_column(label + _of(sizes.get(label))) for label in rows[0]),
+            rows=tuple(tuple(row.values()) for row in rows),
         )
 
-    def _row(self, point: Point, wanted: float) -> dict[str, Cell]:
-        """Return the cells of a policy by the labels of their columns."""
+    def _row(
+        self, point: Point, wanted: float, sizes: Mapping[str, int | None], *, told: bool
+    ) -> dict[str, Cell]:
+        """Return the cells of a policy by the labels of their columns.
+
+        ``sizes`` has the n that stands in the head of a column; ``told``: whether the schedule says
+        what the policy saw of the question.
+        """
         row = {
             "policy": cell(point.family),
-            "kept": cell(self._kept(point), point.x),
+            f"kept, {self._kept_levels}": cell(self._kept(point), point.x),
         }
-        for level in self.levels:
-            found = self.points[level, KEY_MEASURES[level]].get(point.cell)
-            text = compact(found, bare if level == "local" else short)
-            noisy = level == "propagated" and found is not None and self._is_noise(found)
-            row[_COLUMNS[level]] = cell(text + " \u2264\u00a0noise" * noisy, _mean(found))
-        if "propagated" in self.levels:
-            same = self.points["propagated", "same_top_frac"].get(point.cell)
-            row["same top token (%), propagated"] = cell(compact(same, bare), _mean(same))
-        if self.perplexity:
-            change = self.perplexity.get(point.name)
-            row["perplexity change (%), propagated"] = cell(compact(change, signed), _mean(change))
+        for one in self.measures:
+            found = one.of(point)
+            text = compact(found, one.write)
+            if found is not None and sizes[one.label] is not None:
+                text = text.removesuffix(f" n={found.n}")
+            if found is not None and one.label == _COLUMNS["propagated"] and self._is_noise(found):
+                text += " \u2264\u00a0noise"
+            row[one.label] = cell(text, _mean(found))
         held = self.points[self.levels[0], "kv_bytes"].get(point.cell)
         row["cache"] = cell(NOTHING if held is None else size(held.mean), _mean(held))
-        row["schedule"] = cell(self._schedule(point))
+        seen = self._seen(point) if told else ""
+        row["schedule"] = cell(self._schedule(point) + (f"; {seen}" if seen else ""))
         row["flags"] = cell(self._flags(point, wanted))
         return row
 
+    @property
+    def _kept_levels(self) -> str:
+        """Whose kept fractions stand in a cell: levels may have sequences that differ in it."""
+        return " | ".join(dict.fromkeys((self.levels[0], self.levels[-1])))
+
     def _kept(self, point: Point) -> str:
-        """Return the kept fraction, by level where levels have sequences that differ in it."""
-        kept = {level: self.points[level, "kept_frac"].get(point.cell) for level in self.levels}
-        first, *others = [(level, one.mean) for level, one in kept.items() if one is not None]
-        apart = [
-            f"; {percent(mean)} {level}"
-            for level, mean in others
-            if abs(mean - first[1]) > KEPT_SHOWN
-        ]
-        return f"{percent(first[1])}" + (f" {first[0]}{''.join(apart[-1:])}" if apart else "")
+        """Return the kept fraction, at the first and the last level where they differ."""
+        first, last = (
+            self.points[level, "kept_frac"].get(point.cell)
+            for level in (self.levels[0], self.levels[-1])
+        )
+        x = point.x if first is None else first.mean
+        if last is None or abs(x - last.mean) <= KEPT_SHOWN:
+            return percent(x)
+        return f"{percent(x)} | {percent(last.mean)}"
 
     def _is_noise(self, point: Point) -> bool:
         noise = self.points["propagated", "noise_kl_nats"].get(point.cell)
         return noise is not None and point.mean <= noise.mean
 
     def _schedule(self, point: Point) -> str:
-        about: Mapping[Any, Any] = self.about.get(point.name, {})
-        saw: Mapping[Any, int] = about.get("query_aware", {})
-        seen = "" if not saw else "; saw the question" if saw.get(True) else "; question unseen"
+        return str(self.about.get(point.name, {}).get("evict_at", NOTHING)).replace(",", ", ")
+
+    def _seen(self, point: Point) -> str:
+        """Return whether the question was read before the policy evicted."""
+        saw: Mapping[Any, int] = self.about.get(point.name, {}).get("query_aware", {})
         if saw.get(True) and saw.get(False):
-            seen = f"; saw the question in {saw[True]} of {sum(saw.values())}"
-        return str(about.get("evict_at", NOTHING)).replace(",", ", ") + seen
+            return f"saw the question in {saw[True]} of {sum(saw.values())}"
+        return "saw the question" if saw.get(True) else "question unseen" if saw else ""
 
     def _flags(self, point: Point, wanted: float) -> str:
         about: Mapping[Any, Any] = self.about.get(point.name, {})
@@ -243,6 +273,28 @@ class _Policies:
         if point.num_excluded:
             flags.append(f"idle {point.num_excluded}, left out")
         return "; ".join(flags)
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """A column of means: its label, its points by cell, and how one is written."""
+
+    label: str
+    points: Mapping[tuple[str, str], Point]
+    write: Callable[[float], str]
+
+    def of(self, point: Point) -> Point | None:
+        """Return the mean of a policy; perplexities are by its text alone."""
+        return self.points.get(point.cell, self.points.get((point.name, "")))
+
+    def size(self, points: list[Point]) -> int | None:
+        """Return the number of sequences that all means have; None where they differ."""
+        sizes = {found.n for point in points if (found := self.of(point)) is not None}
+        return sizes.pop() if len(sizes) == 1 else None
+
+
+def _of(n: int | None) -> str:
+    return "" if n is None else f", n\u00a0=\u00a0{n}"
 
 
 def _home(point: Point) -> float:

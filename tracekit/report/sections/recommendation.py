@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit.report.blocks import Absent, Block, Code, Details, Framed, Heading, Section, Text
-from tracekit.report.damage import LEVEL, answer_damage, kl_damage
-from tracekit.report.evidence import evidence, goal
 from tracekit.report.formats import number, percent, percent_range, size
-from tracekit.report.paste import config_text
-from tracekit.report.recommend import Recommendation, recommend
+from tracekit.report.recommendation.damage import LEVEL, answer_damage, kl_damage
+from tracekit.report.recommendation.evidence import evidence, goal
+from tracekit.report.recommendation.paste import config_text
+from tracekit.report.recommendation.recommend import Recommendation, recommend
 
 if TYPE_CHECKING:
-    from tracekit.report.chain import Candidate
     from tracekit.report.load import Results
     from tracekit.report.options import Options
+    from tracekit.report.recommendation.chain import Candidate
 
 
 def section(results: Results, options: Options) -> Section | Absent:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.compute as pc
 
 from tracekit import schema
-from tracekit.report.sections.vocabulary_named import with_family
-from tracekit.simulate.folder import read_table
+from tracekit.report.frames import read_frame
+from tracekit.report.verdict.compared import nearest_asked
+from tracekit.report.verdict.schemes import COMPARED_SIZE, with_family
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,8 +24,7 @@ MOST_TOKENS = 4_000
 
 MOST_POLICIES = 10
 MOST_SCHEMES = 6
-_KEPT = 0.25  # Policies are shown at the fraction nearest to it,
-_SIZE = 1024  # schemes at the size nearest to it.
+_KEPT = 0.25  # Policies are shown at the fraction nearest to it.
 _FLAGS = ("is_clipped", "is_clamped", "is_idle")
 
 
@@ -129,7 +130,7 @@ def shown_sequences(results: Results) -> tuple[ShownSequence, ...]:
 def choose_policies(results: Results) -> list[Point]:
     """Return each causal policy at the kept fraction nearest to a quarter, least error first."""
     curves = results.methods("kv", "output_error", level="local")
-    nearest = [min(one, key=lambda p: (abs(p.asked - _KEPT), p.x)) for one in curves.values()]
+    nearest = [nearest_asked(curve, _KEPT) for curve in curves.values()]
     return sorted(nearest, key=lambda p: (p.mean, p.family))
 
 
@@ -139,7 +140,7 @@ def choose_schemes(results: Results) -> list[Point]:
     points = [point for curve in curves.values() for point in curve if point.x > 0]
     if not points:
         return []
-    size = min((point.x for point in points), key=lambda x: (abs(math.log2(x / _SIZE)), x))
+    size = min((point.x for point in points), key=lambda x: (abs(math.log2(x / COMPARED_SIZE)), x))
     there = [point for point in points if point.x == size]
     return sorted(there, key=lambda p: (-p.mean, p.family))[:MOST_SCHEMES]
 
@@ -186,16 +187,11 @@ def _tried(
     """Return positions and misses by sequence and short name of the scheme."""
     if not schemes:
         return {}
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    rows = read_table(results.folder, schema.CANDIDATES)
-    names = pa.array(results.table(schema.SHOWN)["sequence_id"].unique(), pa.string())
-    is_shown = pc.is_in(rows["sequence_id"].cast(pa.string()), value_set=names)
-    chosen = pc.and_(is_shown, pc.equal(rows["size"], round(schemes[0].x)))
+    names = list(results.table(schema.SHOWN)["sequence_id"].unique())
+    where = pc.field("sequence_id").isin(names) & (pc.field("size") == round(schemes[0].x))
     columns = ["sequence_id", "estimator", "controller", "fit", "position", "hit_argmax"]
-    frame = rows.select(columns).filter(chosen).to_pandas()
-    told = with_family(results, frame.astype(dict.fromkeys(columns[:4], object)))
+    rows = read_frame(results.folder, schema.CANDIDATES, columns, where)
+    told = with_family(results, rows)
     return {
         (str(sequence_id), str(family)): (
             part["position"].to_numpy(),

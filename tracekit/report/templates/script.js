@@ -15,13 +15,23 @@
   show();
 }
 
+{
+  // The list of sections shows where the reader is: what lies a quarter down the window.
+  const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
+  const seen = new IntersectionObserver((found) => {
+    for (const one of found) links.get(one.target.id).ariaCurrent = one.isIntersecting ? "true" : null;
+  }, { rootMargin: "-25% 0px -75%" });
+  for (const name of links.keys()) seen.observe(document.getElementById(name));
+}
+
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   if (body.rows.length < 2) continue;
   const heads = [...table.tHead.rows[0].cells];
-  const compare = (a, b) => a.dataset.key && b.dataset.key
-    ? a.dataset.key - b.dataset.key
-    : (a.dataset.key ? -1 : b.dataset.key ? 1 : a.textContent.localeCompare(b.textContent));
+  // A text that is a number is its own key; what has none, n/a among them, comes after all that have.
+  const key = (cell) => +(cell.dataset.key || cell.textContent || NaN);
+  const compare = (a, b) => key(a) - key(b) ||
+    isNaN(key(a)) - isNaN(key(b)) || (isNaN(key(a)) ? a.textContent.localeCompare(b.textContent) : 0);
   heads.forEach((head, column) => {
     const button = document.createElement("button");
     button.type = "button";
@@ -155,6 +165,7 @@ if (views) {
   if (checked && checked.value !== view) { view = checked.value; paint(); }
 }
 
+// Folded numbers stay out of what is printed.
 addEventListener("beforeprint", () => {
-  for (const details of document.querySelectorAll("details")) details.open = true;
+  for (const details of document.querySelectorAll("details:not(.numbers)")) details.open = true;
 });

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit import schema
+from tracekit.report.verdict.compared import prompt_of
 
 if TYPE_CHECKING:
     from tracekit.report.load import Results
@@ -75,11 +76,6 @@ class Damage:
         return np.asarray(numbers_P % PARTS == PARTS - 1)
 
 
-def prompt_of(sequence_id: pd.Series[str]) -> pd.Series[str]:
-    """Return the prompt, or text, of which a sequence is a sample, or a window."""
-    return sequence_id.str.rsplit("#", n=1).str[0]
-
-
 def kl_damage(results: Results, options: Options) -> Damage:
     """Return the prompts whose propagated KL lies above the bound.
 
@@ -129,8 +125,9 @@ def _damage(results: Results, rows: pd.DataFrame) -> Damage:
     recorded = [str(one["sequence_id"]) for one in results.run["sequences"]]
     domain_of = dict(zip(rows["sequence_id"], rows["domain"].astype(str), strict=True))
     domains: dict[str, str] = {}
+    prompt = dict(zip(rows["sequence_id"], rows["prompt"], strict=True))
     for name in sorted(filter(domain_of.__contains__, recorded), key=domain_of.__getitem__):
-        domains.setdefault(name.rsplit("#", 1)[0], domain_of[name])
+        domains.setdefault(prompt[name], domain_of[name])
     # What was not evicted is not damaged, whatever rounding did.
     rows = rows.assign(
         severity=rows["severity"].astype(float).mask(rows["is_idle"], 0.0),
@@ -151,7 +148,7 @@ def _damage(results: Results, rows: pd.DataFrame) -> Damage:
         num_bounds=int((~kinds["causal"].eq(True)).sum()),
         num_selecting=int((kinds["causal"].eq(True) & kinds["selects"].eq(True)).sum()),
         num_incomplete=len(able) - len(chosen),
-        num_prompts_without=len({one.rsplit("#", 1)[0] for one in recorded}) - len(domains),
+        num_prompts_without=prompt_of(pd.Series(recorded)).nunique() - len(domains),
         **matrices,
     )
 

@@ -6,14 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from tracekit.report.formats import percent
-from tracekit.report.verdicts import DOMAIN_PROMPTS, in_domains, least_loss, prompts, ranking
+from tracekit.report.verdict.compared import in_domains, least_loss, prompts
+from tracekit.report.verdict.ranking import ranking
+from tracekit.report.verdict.yardstick import COMPARED_FRAC, DOMAIN_PROMPTS
 
 if TYPE_CHECKING:
     from tracekit.report.load import Point, Results
-    from tracekit.report.verdicts import Yardstick
-
-COMPARED_FRAC = 0.50
-"""Kept fraction asked for at which losses of domains are compared for a lead."""
+    from tracekit.report.verdict.yardstick import Yardstick
 
 
 def needs(results: Results, yardstick: Yardstick, domain: str) -> Point | None:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracekit.report.figures.canvas import styles
 from tracekit.report.figures.cost_curve import members, priced
 from tracekit.report.formats import count
+from tracekit.report.verdict.schemes import REFERENCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pandas as pd
-
     from tracekit.report.figures.canvas import Style
     from tracekit.report.load import Point, Results
 
-REFERENCES = ("oracle", "random")
-"""The bound that knows the logits, and what knows nothing: drawn beside the methods."""
-
 MOST_METHODS = 8
 """Methods that have a name: more lines cannot be told apart."""
-
-METHOD_FITS = ("asked", "others")
-"""Fits whose sizes a decoder can have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,37 +99,3 @@ def named(results: Results) -> Named:
 def asked(curve: Sequence[Point], size: int) -> Point | None:
     """Return the point of a curve at one size asked for, if it has one."""
     return next((point for point in curve if point.target == size), None)
-
-
-def with_family(results: Results, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of what a decoder can size, with the short name of their scheme.
-
-    Parameters
-    ----------
-    results
-        Whose summary has the short names.
-    frame
-        Rows with ``estimator``, ``controller`` and ``fit``.
-    """
-    rows = frame[frame["fit"].isin(METHOD_FITS)]
-    family = short_names(results)
-    pairs = rows[["estimator", "controller"]].drop_duplicates()
-    short: dict[Any, Any] = {
-        pair: family.get(scheme_text(*pair)) for pair in pairs.itertuples(index=False, name=None)
-    }
-    keys = zip(rows["estimator"], rows["controller"], strict=True)
-    told = rows.assign(family=[short[pair] for pair in keys])
-    return told[told["family"].notna()]
-
-
-def short_names(results: Results) -> dict[str, str]:
-    """Return the short name of each scheme by its canonical text."""
-    rows = results.summary
-    of_vocab = rows[rows["question"] == "vocab"]
-    return dict(zip(of_vocab["name"], of_vocab["family"], strict=True))
-
-
-def scheme_text(estimator: str, controller: str) -> str:
-    """Return the name of an estimator with what sets its size: a fixed size goes without saying."""
-    control = controller.removeprefix("fixed").removeprefix("@")
-    return f"{estimator}@{control}" if control else estimator

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit.measure.memory import CachePlan, CacheShape
+from tracekit.report.verdict.compared import nearest_asked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,7 +111,7 @@ def memory_of(results: Results) -> Memory:
     schedules = dict(zip(rows["policy"], rows["evict_at"], strict=True))
     grouped: dict[tuple[bool, int | None, float], list[Point]] = {}
     for curve in results.methods("kv", "kept_frac", level=level).values():
-        point = min(curve, key=lambda one: (abs(one.asked - WANTED), one.x))
+        point = nearest_asked(curve, WANTED)
         repeats = schedules.get(point.name, "").startswith(_REPEATS)
         budget = _BUDGET.search(point.name)
         key = (repeats, int(budget[1]) if budget else None, round(point.mean, 3))

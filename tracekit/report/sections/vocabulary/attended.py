@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tracekit.report.blocks import Text
+from tracekit.report.estimates import span
 from tracekit.report.formats import count, evidence, number, percent, percent_range
 from tracekit.report.tables import INTERVAL, Column, build, text_column
 from tracekit.schema import ALL, ANCHOR_KEYS, ANY, ATTENDED_SUMMARY
@@ -23,6 +24,18 @@ Cells = dict[tuple[Any, Any, str], dict[Any, Any]]
 """Rows by place and measure."""
 
 _TOLD = (BEST, "top_8_hit_all", "top_64_hit_all", "next_mass", "chance_mass")
+
+_DRIFT = ("drift_1", "drift_16", "age_tokens", "prompt_frac")
+_DRIFT_COLUMNS = (
+    text_column("tokens seen"),
+    Column("drift, 1 row", number),
+    INTERVAL,
+    Column("drift, 16 rows", number),
+    INTERVAL,
+    Column("age of anchors (tokens)", number),
+    Column("anchors in the prompt", percent),
+    Column("n", count),
+)
 
 
 def foretelling(results: Results) -> list[Block]:
@@ -111,34 +124,24 @@ def drift(results: Results) -> list[Block]:
         for row in rows.to_dict("records")
     }
     spans = rows[keys].drop_duplicates().sort_values(keys).itertuples(index=False, name=None)
-    columns = (
-        text_column("tokens seen"),
-        Column("drift, 1 row", number),
-        INTERVAL,
-        Column("drift, 16 rows", number),
-        INTERVAL,
-        Column("age of anchors (tokens)", number),
-        Column("anchors in the prompt", percent),
-        Column("n", count),
-    )
-    told = []
-    for first, last in spans:
-        at = {one: cells[first, last, one] for one in ("drift_1", "drift_16")}
-        ends = [cells[first, last, one]["mean"] for one in ("age_tokens", "prompt_frac")]
-        told.append(
-            [
-                f"{count(first)} to {count(last)}",
-                *(x for one in at.values() for x in (one["mean"], _range(one["low"], one["high"]))),
-                *ends,
-                at["drift_1"]["n"],
-            ]
-        )
+    told = [_of_span(cells, *one) for one in spans]
     caption = (
         f"Drift of a layer's {ANCHOR_KEYS} anchors, the keys that it attends to most: 1 - Jaccard "
         "overlap with those of 1 and of 16 rows before. Level local, mean over layers, then over "
         f"sequences, seed {results.run['seed']}; rows of this table are of other sequences, in part."
     )
-    return [Text(text=_moved(rows)), build("table-drift", caption, columns, told)]
+    return [Text(text=_moved(rows)), build("table-drift", caption, _DRIFT_COLUMNS, told)]
+
+
+def _of_span(cells: Cells, first: float, last: float) -> list[Any]:
+    """Return the row of one bucket of context length."""
+    near, far, age, prompt = (cells[first, last, one] for one in _DRIFT)
+    return [
+        f"{count(first)} to {count(last)}",
+        *(near["mean"], span(near["low"], near["high"], number)),
+        *(far["mean"], span(far["low"], far["high"], number)),
+        *(age["mean"], prompt["mean"], near["n"]),
+    ]
 
 
 def _moved(rows: pd.DataFrame) -> str:
@@ -162,7 +165,3 @@ def _moved(rows: pd.DataFrame) -> str:
         )
     told = "; ".join(found) or "too few sequences at two lengths to say"
     return f"That anchors drift more as the context grows: {told}."
-
-
-def _range(low: float, high: float) -> str:
-    return "n/a" if math.isnan(low) else f"{number(low)} to\u00a0{number(high)}"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracekit import schema
-from tracekit.report.damage import LEVEL
 from tracekit.report.formats import visible
+from tracekit.report.recommendation.damage import LEVEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

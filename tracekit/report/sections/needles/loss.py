@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit import schema
 from tracekit.report.blocks import Absent, Heading, Text
+from tracekit.report.estimates import span
 from tracekit.report.formats import NOTHING, count, number, percent
 from tracekit.report.tables import INTERVAL, Column, HtmlTable, build, text_column
 
@@ -99,6 +100,5 @@ def _told(row: Mapping[str, Any] | None) -> tuple[Any, ...]:
     """Return mean, interval, sequences and steps."""
     if row is None:
         return float("nan"), NOTHING, float("nan"), float("nan")
-    is_sure = row["low"] == row["low"]  # NaN, below three sequences, is unlike itself.
-    interval = f"{number(row['low'])} to {number(row['high'])}" if is_sure else NOTHING
+    interval = span(row["low"], row["high"], number)
     return row["value"], interval, row["n"], row["num_steps"]

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tracekit.measure.front import pareto_front
+
 if TYPE_CHECKING:
-    from tracekit.report.damage import Damage
+    from tracekit.report.recommendation.damage import Damage
 
 _LEAST_SAVING = 0.0005  # Of a policy that frees memory; the full cache saves nothing.
 
@@ -61,7 +63,7 @@ def order_of(damage: Damage, alpha: float) -> Order:
         damage.severity_CP[:, is_choosing_P], 1 - alpha, axis=1, method="inverted_cdf"
     )
     allowed_C = np.flatnonzero(is_saving_C & ~is_clipped_C)
-    front = pareto_front(damaged_C[allowed_C], severity_C[allowed_C], saving_C[allowed_C])
+    front = safest_first(damaged_C[allowed_C], severity_C[allowed_C], saving_C[allowed_C])
     return Order(
         front=tuple(int(allowed_C[number]) for number in front),
         allowed=tuple(map(int, allowed_C)),
@@ -70,7 +72,7 @@ def order_of(damage: Damage, alpha: float) -> Order:
     )
 
 
-def pareto_front(damaged_C: np.ndarray, severity_C: np.ndarray, saving_C: np.ndarray) -> list[int]:
+def safest_first(damaged_C: np.ndarray, severity_C: np.ndarray, saving_C: np.ndarray) -> list[int]:
     """Return the candidates that none beats in both safety and saving, the safest first.
 
     Parameters
@@ -87,8 +89,8 @@ def pareto_front(damaged_C: np.ndarray, severity_C: np.ndarray, saving_C: np.nda
     list
         Numbers of candidates, ascending saving; of equals the first.
     """
-    front: list[int] = []
-    for number in np.lexsort((-saving_C, severity_C, damaged_C)):
-        if not front or saving_C[number] > saving_C[front[-1]]:
-            front.append(int(number))
-    return front
+    pairs_CX = np.stack([damaged_C, severity_C], axis=1)
+    danger_C = np.unique(pairs_CX, axis=0, return_inverse=True)[1].reshape(-1)
+    front_F = np.flatnonzero(pareto_front(danger_C, -saving_C))
+    first_F = np.unique(danger_C[front_F], return_index=True)[1]
+    return [int(number) for number in front_F[first_F]]

@@ -9,10 +9,11 @@ import numpy as np
 from tracekit.report.blocks import Block, Heading, Text
 from tracekit.report.formats import count, number, percent, percent_range, size
 from tracekit.report.tables import INTERVAL, Column, HtmlTable, build, text_column
+from tracekit.report.verdict.compared import nearest_asked
 
 if TYPE_CHECKING:
     from tracekit.report.load import Point, Results
-    from tracekit.report.memory import Memory
+    from tracekit.report.memory.held import Memory
 
 _FRACTIONS = (0.1, 0.25, 0.5)
 _AT_ONCE = 8
@@ -54,8 +55,8 @@ def buckets(results: Results, memory: Memory) -> list[Block]:
     """Return the bytes of eight requests by length bucket, full and kept, and how they grow."""
     rows, grown = [], dict[str, list[float]]()
     for bucket in results.buckets("kv"):
-        held = _points(results, "kv_bytes", memory.level, bucket=bucket)
-        full = _points(results, "full_kv_bytes", memory.level, bucket=bucket)
+        held = results.at("kv", "kv_bytes", level=memory.level, bucket=bucket)
+        full = results.at("kv", "full_kv_bytes", level=memory.level, bucket=bucket)
         for group in memory.groups:
             cell = group.first.cell
             if cell not in held:
@@ -105,19 +106,12 @@ def _size_range(point: Point) -> str | None:
     return f"{size(_AT_ONCE * point.low)} to {size(_AT_ONCE * point.high)}"
 
 
-def _points(
-    results: Results, measure: str, level: str, *, x_name: str = "kept_frac", bucket: str = "all"
-) -> dict[tuple[str, str], Point]:
-    curves = results.curves("kv", measure, level=level, x_name=x_name, bucket=bucket)
-    return {point.cell: point for curve in curves.values() for point in curve}
-
-
 def recall(results: Results, level: str) -> list[Block]:
     """Return what recall policies read and fetch; nothing where none was replayed."""
-    read = _points(results, "read_frac", level, x_name="read_frac")
+    read = results.at("kv", "read_frac", level=level, x_name="read_frac")
     if not read:
         return []
-    found = {one: _points(results, one, level, x_name="read_frac") for one in _RECALL}
+    found = {one: results.at("kv", one, level=level, x_name="read_frac") for one in _RECALL}
     rows = [
         [point.name, point.mean, percent_range(point.low, point.high), point.n]
         + [found[one][cell].mean if cell in found[one] else None for one in _RECALL]
@@ -142,12 +136,12 @@ def recall(results: Results, level: str) -> list[Block]:
 def accounts(results: Results, level: str) -> HtmlTable:
     """Return the measured accounting of each policy at three kept fractions."""
     kept = results.curves("kv", "kept_frac", level=level)
-    found = {one: _points(results, one, level) for one in (*_SHARES, *_BYTES)}
+    found = {one: results.at("kv", one, level=level) for one in (*_SHARES, *_BYTES)}
     flagged = _flagged(results, level)
     chosen: dict[tuple[str, str], Point] = {}
     for curve in kept.values():
         for wanted in _FRACTIONS:
-            point = min(curve, key=lambda one: (abs(one.asked - wanted), one.x))
+            point = nearest_asked(curve, wanted)
             chosen[point.cell] = point
     rows = [
         [point.family if point.causal else f"{point.family} (bound)", point.asked, point.mean]
@@ -173,7 +167,5 @@ def accounts(results: Results, level: str) -> HtmlTable:
 def _flagged(results: Results, level: str) -> dict[str, int]:
     """Return by policy how many of its sequences were clipped or clamped."""
     rows = results.whole[results.whole["level"] == level]
-    marked = rows["is_clipped"].fillna(False).astype(bool) | rows["is_clamped"].fillna(
-        False
-    ).astype(bool)
+    marked = rows["is_clipped"].eq(True) | rows["is_clamped"].eq(True)
     return {str(name): int(n) for name, n in marked.groupby(rows["policy"]).sum().items()}

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from tracekit.report.blocks import Items
 from tracekit.report.formats import count, percent, percent_range
-from tracekit.report.sections.vocabulary_estimators import breakable, ceiling_of, head_share, times
-from tracekit.report.sections.vocabulary_named import scheme_text, short_names
+from tracekit.report.sections.vocabulary.estimators import ceiling_of, head_share, times
 from tracekit.report.tables import INTERVAL, Column, build, text_column
+from tracekit.report.verdict.schemes import short_names
 from tracekit.schema import ANY, VERDICTS
+from tracekit.simulate.scheme_name import scheme_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ def sentences(results: Results) -> Iterator[str]:
         if row["verdict"] != _KEPT:
             yield f"{level}: {row['why']}."
             continue
-        name = short.get(text := scheme_text(row["estimator"], row["controller"]), text)
+        name = short.get(text := scheme_name(row["estimator"], row["controller"]), text)
         gain = ceiling_of(share, row["cost_frac"])
         faster = "" if math.isnan(gain) else f", so that a step gets at most {times(gain)} as fast"
         yield (
@@ -108,5 +109,5 @@ def few(results: Results) -> str:
 def _scheme(short: dict[str, str], estimator: str | None, controller: str | None) -> str | None:
     if not isinstance(estimator, str) or not isinstance(controller, str):
         return None  # nothing to judge
-    text = scheme_text(estimator, controller)
-    return breakable(short.get(text, text))
+    text = scheme_name(estimator, controller)
+    return short.get(text, text)

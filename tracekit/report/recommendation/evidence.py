@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit.report.blocks import Block, Details, Facts, Items, Text
-from tracekit.report.damage import LEVEL
 from tracekit.report.formats import NOTHING, number, percent, percent_range
+from tracekit.report.recommendation.damage import LEVEL
 from tracekit.report.tables import INTERVAL, Column, HtmlTable, build, text_column
 
 if TYPE_CHECKING:
-    from tracekit.report.chain import Candidate
     from tracekit.report.options import Options
-    from tracekit.report.recommend import Recommendation
+    from tracekit.report.recommendation.chain import Candidate
+    from tracekit.report.recommendation.recommend import Recommendation
 
 _LEFT_OUT = (
     "look ahead: bounds that no decoder has",

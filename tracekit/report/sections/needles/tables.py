@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracekit.report.formats import count, evidence, percent, percent_range
 from tracekit.report.tables import INTERVAL, Column, HtmlTable, build, text_column
@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 
     from tracekit.measure.stats import Interval
     from tracekit.report.figures.needle_map import Needle
+
+_POLICY_COLUMNS = (
+    text_column("policy"),
+    Column("kept fraction", percent),
+    Column("removed", percent),
+    Column("needle held", percent),
+    INTERVAL,
+    Column("least", percent),
+    Column("n", count),
+    Column("left out", count),
+    Column("flagged", count),
+)
 
 
 @dataclass(frozen=True)
@@ -84,31 +96,6 @@ def policy_table(
     seed
         Of the intervals.
     """
-    columns = (
-        text_column("policy"),
-        Column("kept fraction", percent),
-        Column("removed", percent),
-        Column("needle held", percent),
-        INTERVAL,
-        Column("least", percent),
-        Column("n", count),
-        Column("left out", count),
-        Column("flagged", count),
-    )
-    rows = [
-        (
-            f"{one.family} (bound)" if one.is_bound else one.family,
-            one.kept_frac,
-            1 - one.kept_frac,
-            one.mean,
-            percent_range(*one.ends),
-            min(needle.held_frac for needle in one.needles),
-            one.held.n,
-            one.num_idle,
-            sum(bool(needle.flags) for needle in one.needles),
-        )
-        for one in policies
-    ]
     listed = f". These evict nothing on any of the texts: {', '.join(idle)}" if idle else ""
     return build(
         "table-needles",
@@ -118,8 +105,22 @@ def policy_table(
         "Left out: needles on whose text nothing was evicted. Flagged: the budget was smaller than "
         "what was to be protected (clipped), or larger than the cache (clamped). A bound looks "
         f"ahead: no decoder has it{listed}",
-        columns,
-        rows,
+        _POLICY_COLUMNS,
+        map(_row, policies),
+    )
+
+
+def _row(one: Held) -> tuple[Any, ...]:
+    return (
+        f"{one.family} (bound)" if one.is_bound else one.family,
+        one.kept_frac,
+        1 - one.kept_frac,
+        one.mean,
+        percent_range(*one.ends),
+        min(needle.held_frac for needle in one.needles),
+        one.held.n,
+        one.num_idle,
+        sum(bool(needle.flags) for needle in one.needles),
     )
 
 

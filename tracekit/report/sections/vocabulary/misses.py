@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tracekit.report.blocks import Details, Text
 from tracekit.report.formats import count, number, percent
-from tracekit.report.sections.vocabulary_named import with_family
 from tracekit.report.tables import Column, build, text_column
+from tracekit.report.verdict.schemes import with_family
 from tracekit.schema import MISS_CLASSES, MISSES
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tracekit.report.blocks import Block
     from tracekit.report.load import Results
-    from tracekit.report.sections.vocabulary_named import Named
+    from tracekit.report.sections.vocabulary.named import Named
     from tracekit.report.tables import HtmlTable
 
 MOST_SHOWN = 20

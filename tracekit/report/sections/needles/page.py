@@ -9,8 +9,9 @@ from tracekit.measure.stats import bootstrap_mean
 from tracekit.report.blocks import Absent, Section, Text
 from tracekit.report.figures.needle_map import DEPTHS, Needle, depth_bin, needle_map
 from tracekit.report.formats import percent, percent_range
-from tracekit.report.sections.needle_loss import needle_loss
-from tracekit.report.sections.needle_tables import Held, needle_list, policy_table
+from tracekit.report.sections.needles.loss import needle_loss
+from tracekit.report.sections.needles.tables import Held, needle_list, policy_table
+from tracekit.report.verdict.yardstick import CHANCE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -115,7 +116,7 @@ def _verdict(policies: Sequence[Held]) -> str:
     if len(methods) > 1:
         text += f", the most of {len(methods)} policies; {worst.family} the least: {worst.text}"
     for blind in methods[1:-1]:
-        if blind.family == "random":
+        if blind.family == CHANCE:
             text += f". random, which does not look, holds {blind.text}"
     return (
         f"Level local, each at its kept fraction nearest {percent(WANTED_FRAC)}: {text}. What is "

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from tracekit.report.damage import Damage
     from tracekit.report.options import Options
+    from tracekit.report.recommendation.damage import Damage
 
 _KEPT = re.compile(r"[:,]kept=([^,+]+)")
 

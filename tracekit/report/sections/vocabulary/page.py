@@ -8,20 +8,23 @@ from tracekit.report.blocks import Absent, Heading, Items, Section, Text
 from tracekit.report.figures.cost_curve import cost_curve
 from tracekit.report.figures.coverage import ARGMAX, MASS, coverage
 from tracekit.report.figures.tails import tails
-from tracekit.report.sections.vocabulary_attended import drift, foretelling
-from tracekit.report.sections.vocabulary_controllers import controllers
-from tracekit.report.sections.vocabulary_cost import batches, findings
-from tracekit.report.sections.vocabulary_estimators import by_domain, estimators, percentiles
-from tracekit.report.sections.vocabulary_misses import misses
-from tracekit.report.sections.vocabulary_named import named, with_family
-from tracekit.report.sections.vocabulary_verdicts import few, reasons, sentences, verdicts
+from tracekit.report.sections.vocabulary.attended import drift, foretelling
+from tracekit.report.sections.vocabulary.controllers import controllers
+from tracekit.report.sections.vocabulary.cost import batches, findings
+from tracekit.report.sections.vocabulary.estimators import by_domain, estimators, percentiles
+from tracekit.report.sections.vocabulary.misses import misses
+from tracekit.report.sections.vocabulary.named import named
+from tracekit.report.sections.vocabulary.verdicts import few, reasons, sentences, verdicts
+from tracekit.report.verdict.schemes import with_family
 from tracekit.schema import CANDIDATES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracekit.report.blocks import Block
     from tracekit.report.load import Results
     from tracekit.report.options import Options
-    from tracekit.report.sections.vocabulary_named import Named
+    from tracekit.report.sections.vocabulary.named import Named
 
 _COMMAND = "tracekit simulate TRACE -o RESULTS --vocab frequency --vocab previous --vocab lowrank"
 
@@ -59,7 +62,7 @@ def _sets(results: Results) -> list[Block]:
         *_figures(results, chosen),
         *_by_domain(results, chosen),
         *_titled("What is missed", misses(results, chosen)),
-        *_titled("Batches and the clock", _costs(results, chosen)),
+        *_titled("Batches", [batches(results, chosen)]),
         *_titled("Sizes set at each step", controllers(results)),
     ]
 
@@ -87,17 +90,12 @@ def _figures(results: Results, chosen: Named) -> list[Block]:
 
 def _by_domain(results: Results, chosen: Named) -> list[Block]:
     told, judged, table = few(results), verdicts(results), by_domain(results, chosen)
-    blocks: list[Block] = [Text(text=told, look="caution")] if told else []
-    blocks += [judged, reasons(results)] if judged is not None else []
-    blocks += [table] if table is not None else []
-    return _titled("By domain", blocks)
+    caution = Text(text=told, look="caution") if told else None
+    why = None if judged is None else reasons(results)
+    return _titled("By domain", [caution, judged, why, table])
 
 
-def _costs(results: Results, chosen: Named) -> list[Block]:
-    blocks: list[Block] = [one for one in (batches(results, chosen),) if one is not None]
-    return blocks
-
-
-def _titled(title: str, blocks: list[Block]) -> list[Block]:
-    """Return blocks under a heading, and no heading over nothing."""
-    return [Heading(text=title), *blocks] if blocks else []
+def _titled(title: str, blocks: Sequence[Block | None]) -> list[Block]:
+    """Return blocks under a heading, those that there are, and no heading over nothing."""
+    there = [one for one in blocks if one is not None]
+    return [Heading(text=title), *there] if there else []

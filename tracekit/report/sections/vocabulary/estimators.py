@@ -6,14 +6,16 @@ import math
 from typing import TYPE_CHECKING
 
 from tracekit.measure.ceiling import ceiling
+from tracekit.report.estimates import span
 from tracekit.report.formats import NOTHING, count, number, percent, percent_range, sample_sizes
-from tracekit.report.sections.vocabulary_named import REFERENCES, asked, with_family
+from tracekit.report.sections.vocabulary.named import asked
 from tracekit.report.tables import INTERVAL, Column, build, text_column
+from tracekit.report.verdict.schemes import ORACLE, REFERENCES, with_family
 from tracekit.schema import ANY, CANDIDATE_STATS, HEAD_TIMES
 
 if TYPE_CHECKING:
     from tracekit.report.load import Results
-    from tracekit.report.sections.vocabulary_named import Named
+    from tracekit.report.sections.vocabulary.named import Named
     from tracekit.report.tables import HtmlTable
 
 _TOLD = ("mass", "neg_log_mass_nats", "cost_frac")
@@ -72,10 +74,9 @@ def estimators(results: Results, named: Named) -> HtmlTable:
 
 def _with_kind(family: str, named: Named) -> str:
     """Return the name of an estimator, and what it is if no method that saves bytes."""
-    name = breakable(family)
-    if family in named.bounds or family == REFERENCES[0]:
-        return f"{name} (bound)"
-    return f"{name} (reads no less)" if family in named.dear else name
+    if family in named.bounds or family == ORACLE:
+        return f"{family} (bound)"
+    return f"{family} (reads no less)" if family in named.dear else family
 
 
 def by_domain(results: Results, named: Named) -> HtmlTable | None:
@@ -100,7 +101,7 @@ def by_domain(results: Results, named: Named) -> HtmlTable | None:
     columns = (
         text_column("domain"),
         Column("n", count),
-        *(Column(breakable(name), percent) for name in names),
+        *(Column(name, percent) for name in names),
     )
     caption = (
         f"Steps with the top token covered at {count(named.size)} candidates, by domain: means over "
@@ -108,11 +109,6 @@ def by_domain(results: Results, named: Named) -> HtmlTable | None:
         "few sequences says little of its domain; intervals (from 3 sequences on) are in summary.parquet."
     )
     return build("table-vocabulary-domains", caption, columns, told)
-
-
-def breakable(name: str) -> str:
-    """Return the name of a scheme with blanks where a line may be broken."""
-    return name.replace(":", ": ").replace("+", " +").replace("@", " @")
 
 
 def percentiles(results: Results, named: Named) -> HtmlTable | None:
@@ -131,7 +127,7 @@ def percentiles(results: Results, named: Named) -> HtmlTable | None:
     for name in there:
         mean = told_of[name]
         points = [values.get((name, f"neg_log_mass_{one}"), math.nan) for one in _PERCENTILES]
-        told.append([name, mean["value"], _range(mean["low"], mean["high"]), *points])
+        told.append([name, mean["value"], span(mean["low"], mean["high"], _nats), *points])
     columns = (
         text_column("estimator"),
         Column("mean", _nats),
@@ -149,10 +145,6 @@ def percentiles(results: Results, named: Named) -> HtmlTable | None:
 
 def _nats(value: float) -> str:
     return "infinite" if math.isinf(value) else number(value)
-
-
-def _range(low: float, high: float) -> str:
-    return NOTHING if math.isnan(low) else f"{_nats(low)} to\u00a0{_nats(high)}"
 
 
 def head_share(results: Results) -> float | None:

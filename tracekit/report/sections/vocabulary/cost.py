@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit.report.formats import count, percent
-from tracekit.report.sections.vocabulary_estimators import head_share, times
-from tracekit.report.sections.vocabulary_named import REFERENCES, with_family
+from tracekit.report.sections.vocabulary.estimators import head_share, times
 from tracekit.report.tables import Column, build, text_column
+from tracekit.report.verdict.schemes import REFERENCES, with_family
 from tracekit.schema import BATCH_UNIONS, HEAD_TIMES
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tracekit.report.load import Results
-    from tracekit.report.sections.vocabulary_named import Named
+    from tracekit.report.sections.vocabulary.named import Named
     from tracekit.report.tables import HtmlTable
 
 

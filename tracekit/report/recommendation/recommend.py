@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracekit.measure.risk import Conformal, conformal_budget, fewest_to_conform, fewest_to_test
-from tracekit.report.chain import Candidate, Chain, tested
-from tracekit.report.damage import PARTS
-from tracekit.report.front import order_of
+from tracekit.report.recommendation.chain import Candidate, Chain, tested
+from tracekit.report.recommendation.damage import PARTS
+from tracekit.report.recommendation.order import order_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracekit.report.damage import Damage
-    from tracekit.report.front import Order
     from tracekit.report.options import Options
+    from tracekit.report.recommendation.damage import Damage
+    from tracekit.report.recommendation.order import Order
 
 
 @dataclass(frozen=True, kw_only=True)

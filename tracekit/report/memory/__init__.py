@@ -1,0 +1,1 @@
+"""What policies hold of the cache, in bytes: as measured, and carried on to longer requests."""

@@ -1,0 +1,1 @@
+"""Which policy to use: chosen on some prompts, certified on others."""
