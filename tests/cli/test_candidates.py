@@ -23,7 +23,7 @@ from tracekit.errors import InputError, UsageError
 from tracekit.measure.ceiling import ceiling
 from tracekit.measure.stats import bootstrap_mean
 from tracekit.simulate.controller_gains import gains
-from tracekit.simulate.folder import _RUN_KEYS
+from tracekit.simulate.folder import _KEYS, _ROW_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,12 @@ def test_a_verdict_names_what_keeps_the_level_with_its_evidence_and_ceiling(
 
 LONG = "previous:top=7@rate:gain=3.125,level=0.0625,window=9@fallback:confidence=0.03125"
 
-RUN = dict.fromkeys(_RUN_KEYS) | {"schema_version": schema.RESULTS_VERSION, "seed": 0}
+RUN = (
+    dict.fromkeys(_KEYS[""])
+    | {part: dict.fromkeys(_KEYS[part]) for part in ("trace", "plan")}
+    | {part: [] for part in _ROW_KEYS}
+    | {"schema_version": schema.RESULTS_VERSION, "seed": 0}
+)
 
 
 @pytest.fixture(scope="module")

@@ -117,6 +117,12 @@ chat = false
         ("[two]\nname = 'x'\n[onne]\n", "line 3: unknown table 'onne'; did you mean 'one'?"),
         ("[plain]\n[one]", "line 1: unknown table 'plain'"),
         ("name = 'x'\n[one]", "line 1: 'name' stands in no table; put it below [one]"),
+        ("[[one]]\nname = 'x'", "line 1: [[one]] starts a list of tables; write [one], once."),
+        ("one = []", "line 1: 'one' stands in no table"),
+        ("[one]\nname = 'x'\n[one.number]", "line 3: 'number' takes a whole number, unlike {}"),
+        ("[one]\n[one.nmae.deep]", "line 2: unknown option 'nmae'"),
+        ("[one]\n[ 'onne' . x ] # x", "line 2: unknown table 'onne'"),
+        ("\ufeff[one]\n\nnmae = 1", "line 3: unknown option 'nmae'"),
         ("[two]", "has no table [one] but [two]"),
         ("", "has no table [one] but nothing"),
         ("[one]\nname = \nmany = 1", "is no valid TOML (Invalid value (at line 2, column 8))"),
@@ -152,6 +158,47 @@ def test_a_missing_file_ends_it_with_one_sentence(
         assert code == 3
         assert "cannot be read" in said
         assert len(said.strip().splitlines()) == 1
+
+
+def test_a_file_without_a_name_is_no_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, said = _run(monkeypatch, capsys, "report", tmp_path, "--config", "")
+    assert (code, "--config names no file" in said) == (3, True)
+
+
+def test_a_mark_of_the_byte_order_is_passed_over(ask: Callable[..., dict[str, object]]) -> None:
+    assert ask('\ufeff[one]\nname = "file"')["name"] == "file"
+
+
+ANEW, GOES_ON = "the same command starts from the beginning", "the same command goes on from there"
+
+
+@pytest.mark.parametrize(
+    ("words", "called", "left"),
+    [
+        ("report r -o x.html", "tracekit.report.render.write_report", ANEW),
+        ("plan --results r", "tracekit.report.load.load_results", ANEW),
+        ("compare r s", "tracekit.report.compare.compare", ANEW),
+        ("simulate t -o r", "tracekit.simulate.run.simulate", GOES_ON),
+        ("import kld f --model m -o t", "tracekit.record.kld.import_kld", GOES_ON),
+    ],
+)
+def test_ctrl_c_is_one_sentence_that_says_what_the_same_command_does(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    called: str,
+    left: str,
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(called, stop)
+    code, said = _run(monkeypatch, capsys, *words.split())
+    assert (code, said.count("\n")) == (130, 1)
+    assert said.startswith("tracekit: interrupted; ")
+    assert said.endswith(f"{left}.\n")
 
 
 def test_options_that_are_required_may_stand_in_the_file(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -19,8 +21,6 @@ from tracekit.schema import SUMMARY
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import pandas as pd
 
     Run = Callable[..., tuple[str, str]]
 
@@ -159,16 +159,30 @@ def test_one_policy_of_the_table_of_batches_is_left_out_aloud(run: Run, results:
         ((), "nothing to plan for"),
         (("--layers", 32), "go together"),
         ((*QUOTED, "--model", "x"), "go together"),
-        (("--layers", 0, "--kv-heads", 1, "--head-dim", 1), "at least 1"),
+        (("--layers", 0, "--kv-heads", 1, "--head-dim", 1), "--layers is at least 1"),
+        (
+            ("--layers", 1_001, "--kv-heads", 1, "--head-dim", 1),
+            "--layers is at least 1 and at most",
+        ),
+        (("--layers", 1, "--kv-heads", 65_537, "--head-dim", 1), "--kv-heads is at least 1 and at"),
+        (("--layers", 1, "--kv-heads", 1, "--head-dim", 10**40), "--head-dim is at least 1 and at"),
+        (("--layers", 10**1000, "--kv-heads", 1, "--head-dim", 1), "--layers is at least 1 and at"),
         (QUOTED[:-2], "give --context"),
         ((*QUOTED, "--kept", "30%"), "--kept"),
         ((*QUOTED, "--kept", "0"), "--kept"),
         ((*QUOTED, "--kept", "nan"), "--kept"),
+        ((*QUOTED, "--kept", "9e-7"), "--kept is a fraction of at least 1e-06"),
+        ((*QUOTED, "--kept", "1e-320"), "--kept is a fraction of at least 1e-06"),
+        ((*QUOTED, "--memory", "1e308GB"), "at most 1e+24 bytes"),
         ((*QUOTED, "--memory", "80G"), "GB or GiB"),
         ((*QUOTED, "--memory", "lots"), "no size"),
         ((*QUOTED, "--context", "0"), "no whole number of tokens"),
-        ((*QUOTED, "--batch", 0), "at least 1"),
-        ((*QUOTED, "--bytes", 0), "8 bytes"),
+        ((*QUOTED[:-1], "1e300"), "at most 1,099,511,627,776"),
+        ((*QUOTED, "--batch", 0), "--batch is at least 1"),
+        ((*QUOTED, "--batch", 10**400), "--batch is at least 1 and at most 1,000,000"),
+        ((*QUOTED, "--bytes", 0), "--bytes is at least 0.0625 and at most 8"),
+        ((*QUOTED, "--bytes", "nan"), "--bytes is at least"),
+        ((*QUOTED, "--bytes", "1e-300"), "--bytes is at least"),
         ((*QUOTED, "--policy", "h2o"), "give --results"),
     ],
 )
@@ -179,6 +193,76 @@ def test_a_wrong_question_is_one_sentence_and_code_2(
     assert words in err
     assert err.startswith("tracekit: ")
     assert err.count("\n") == 1
+
+
+def test_the_limits_themselves_are_planned_for(run: Run) -> None:
+    shape = ("--layers", 1_000, "--kv-heads", 65_536, "--head-dim", 65_536, "--context", 2**40)
+    rest = ("--kept", "1e-6", "--batch", 1_000_000, "--bytes", 8, "--memory", "1e24")
+    data = planned(run, *shape, *rest)
+    assert data["rows"][0]["request_bytes"] == 8.0 * 2 * 1_000 * 65_536**2 * 2**40
+    least = ("--layers", 1, "--kv-heads", 1, "--head-dim", 1, "--context", 1, "--bytes", 0.0625)
+    row = planned(run, *least, "--kept", "1e-6", "--memory", "1e24")["rows"][1]
+    assert row["requests"] == 8 * row["longest_tokens"] == 8 * int(1e24) * 10**6
+    run(*shape, *rest)
+
+
+def write_summary(folder: Path, results: Path, *more: pd.DataFrame) -> Path:
+    """Write the same results with more rows in their summary."""
+    shutil.copytree(results, folder)
+    summary = pq.read_table(folder / "summary.parquet").to_pandas().astype({"family": str})
+    write_table(folder, SUMMARY, pd.concat([summary, *more], ignore_index=True))
+    return folder
+
+
+def test_the_peak_decides_what_fits_at_peak_and_the_last_level_the_cost(
+    run: Run, results: Path, tmp_path: Path
+) -> None:
+    rows = pq.read_table(results / "summary.parquet").to_pandas()
+    kept = rows[(rows["measure"] == "kept_frac") & (rows["family"] == "h2o")]
+    peak = kept.assign(measure="peak_frac", mean=[min(1.2, 2 * one) for one in kept["mean"]])
+    cost = kept.assign(measure="kl_nats", level="propagated", mean=0.25, n=3)
+    # What another level kept is of other sequences, and is not shown.
+    other = kept.assign(level="propagated", mean=0.9)
+    folder = write_summary(tmp_path / "r", results, peak, cost, other)
+    flags = ("--results", folder, "--policy", "h2o", "--kept", "0.1,0.5", "--memory", "2GiB")
+    data = planned(run, *flags)
+    full, *others = data["rows"]
+    assert (full["peak_frac"], full["requests_at_peak"]) == (None, full["requests"])
+    for row in others:
+        assert row["level"] == "local"
+        assert row["kept_frac"] < 0.9
+        assert row["peak_frac"] == pytest.approx(min(1.2, 2 * row["kept_frac"]))
+        held = min(1, row["peak_frac"]) * full["request_bytes"]
+        assert row["requests_at_peak"] == int(data["room_bytes"] / held)
+        assert row["requests_at_peak"] < row["requests"]
+        told = (row["cost"], row["cost_n"], row["cost_of"])
+        assert told == (0.25, 3, "kl_nats, propagated")
+
+
+def test_bytes_a_number_are_those_of_the_results_and_never_count_twice(
+    run: Run, results: Path, tmp_path: Path
+) -> None:
+    rows = pq.read_table(results / "summary.parquet").to_pandas()
+    stacked = rows[rows["family"] == "h2o"].assign(
+        family="h2o+int4", name=lambda frame: frame["name"].astype(str) + "+int4:group=32"
+    )
+    folder = write_summary(tmp_path / "r", results, stacked)
+    file = folder / "run.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["plan"]["kv_bytes"] = 4
+    file.write_text(json.dumps(content), encoding="utf-8")
+    for flags in ((), ("--bytes", 4)):
+        data = planned(run, "--results", folder, *flags)
+        assert data["bytes_per_number"] == 4
+    _, err = run("--results", folder, "--bytes", 2, code=2)
+    assert "--bytes 2 does not go with h2o+int4" in err
+    assert "beside 4 bytes a number" in err
+    # What an eviction keeps is the same share at any size of a number.
+    data = planned(run, "--results", folder, "--bytes", 1, "--policy", "h2o")
+    assert data["bytes_per_number"] == 1
+    assert data["rows"][1]["request_bytes"] == pytest.approx(
+        data["rows"][1]["kept_frac"] * data["rows"][0]["request_bytes"]
+    )
 
 
 def test_a_policy_that_results_lack_is_named_with_those_they_have(run: Run, results: Path) -> None:
@@ -216,16 +300,43 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
-    [("64k", 65_536), ("64K", 65_536), ("1M", 1_048_576), ("8192", 8192), ("1.5k", 1536)],
+    [
+        ("1", 1),
+        ("1.0", 1),
+        ("64k", 65_536),
+        ("64K", 65_536),
+        ("1M", 1_048_576),
+        ("8192", 8192),
+        ("1.5k", 1536),
+    ],
 )
 def test_lengths_are_read_as_people_write_them(text: str, tokens: int) -> None:
     assert parse_tokens(text) == tokens
 
 
-@pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "64kB", "nan", "1e300", "k"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0.5", "0.0005k", "-5", "1.5", "64kB", "nan", "1e300", "k"]
+)
 def test_what_is_no_length_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_tokens(text)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B (0 B)"),
+        (999.4, "999 B (999 B)"),
+        (999.5, "1 kB (0.976 KiB)"),
+        (1000, "1 kB (0.977 KiB)"),
+        (999.4e6, "999 MB (953 MiB)"),
+        (999.5e6, "1 GB (953 MiB)"),
+        (999.5 * 2**20, "1.05 GB (0.976 GiB)"),
+        (21_474_836_480, "21.5 GB (20 GiB)"),
+    ],
+)
+def test_sizes_are_written_in_three_digits_without_an_exponent(num_bytes: float, text: str) -> None:
+    assert size_text(num_bytes) == text
 
 
 @given(st.floats(1, 1e18))

@@ -15,6 +15,7 @@ from tests.measure.attention_rows import SIZE, layers, random, rows_of
 from tracekit.measure import attention_shape
 from tracekit.measure.attention_shape import (
     MASS_PERCENT,
+    TOP_PERCENT,
     Rows,
     attention_blocks,
     distance_mass,
@@ -78,6 +79,14 @@ def test_a_uniform_row_has_all_keys_effective_and_no_inequality(seen: int) -> No
     assert found["mean_distance"] == pytest.approx((seen - 1) / 2)
     assert found["newest_32_mass"] == pytest.approx(min(32, seen) / seen)
     assert found["first_4_mass"] == pytest.approx(min(4, seen) / seen)
+
+
+@pytest.mark.parametrize("seen", [19, 20, 21, 99, 100, 101, 200, 201, 400, 401])
+def test_a_share_of_the_keys_is_rounded_up_to_whole_keys(seen: int) -> None:
+    found = row_shape(uniform(seen))
+    for percent in TOP_PERCENT:
+        keys = next(n for n in range(seen + 1) if 100 * n >= percent * seen)
+        assert float(found[f"top_{percent}_mass"]) == pytest.approx(keys / seen)
 
 
 def uniform(seen: int) -> Rows:

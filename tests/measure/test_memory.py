@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.report import fake
 from tracekit.errors import UsageError
-from tracekit.measure.memory import CachedLayer, CachePlan, CacheShape
+from tracekit.measure.memory import MOST_LAYERS, MOST_TOKENS, CachedLayer, CachePlan, CacheShape
 from tracekit.spec import ModelSpec
 
 LAYERS = st.lists(
@@ -33,6 +33,11 @@ def slow_bytes(plan: CachePlan, num_tokens: int) -> Fraction:
                 numbers += layer.numbers_per_token
     scale = Fraction(repr(plan.bytes_per_number)) * Fraction(repr(plan.kept_frac))
     return numbers * scale + plan.cache.state_bytes
+
+
+def has_no_end(cache: CacheShape) -> bool:
+    """Return whether some layer holds every token."""
+    return any(layer.window is None for layer in cache.layers)
 
 
 @st.composite
@@ -72,7 +77,7 @@ def test_a_context_grows_until_one_token_more_does_not_fit(
     # Nothing grows past the longest window, and whatever grows passes this room before.
     beyond = 40_000
     while longest is not None and batch * slow_bytes(plan, longest + 1) <= room:
-        longest = longest + 1 if longest < 20 or plan.cache.growth else None
+        longest = longest + 1 if longest < 20 or has_no_end(plan.cache) else None
         assert longest is None or longest < beyond
     assert plan.longest(batch, room) == longest
 
@@ -108,7 +113,8 @@ def test_windows_and_shared_layers_of_a_spec_are_counted_as_they_are() -> None:
     plan = CachePlan(cache=cache)
     for num_tokens in (1, 127, 128, 129, 4000):
         assert plan.request_bytes(num_tokens) == spec.kv_bytes(num_tokens)
-    assert cache.growth < cache.numbers_per_token
+    # Past the window of the first layer a token adds what the other 27 hold.
+    assert plan.token_bytes(128) == 2 * 27 * 2 * 3 * 64 < plan.token_bytes(127)
 
 
 def test_a_cache_that_does_not_grow_has_no_longest_context() -> None:
@@ -116,6 +122,28 @@ def test_a_cache_that_does_not_grow_has_no_longest_context() -> None:
     assert CachePlan(cache=sliding).longest(1, 64) is None
     assert CachePlan(cache=sliding).longest(1, 63) == 7
     assert CachePlan(cache=CacheShape(layers=())).requests(10, 1) is None
+
+
+def test_the_longest_context_ends_before_at_and_after_a_window() -> None:
+    """A layer of 4 numbers with a window of 8, one of 2 without an end; a number is a byte."""
+    layers = (
+        CachedLayer(numbers_per_token=4, window=8),
+        CachedLayer(numbers_per_token=2),
+    )
+    plan = CachePlan(cache=CacheShape(layers=layers, state_bytes=10), bytes_per_number=1)
+    rooms = {9: 0, 10: 0, 16: 1, 57: 7, 58: 8, 59: 8, 60: 9, 158: 58}
+    assert {room: plan.longest(1, room) for room in rooms} == rooms
+
+
+def test_the_largest_numbers_of_a_plan_are_exact() -> None:
+    cache = CacheShape.uniform(num_layers=MOST_LAYERS, num_kv_heads=65_536, head_dim=65_536)
+    plan = CachePlan(cache=cache, bytes_per_number=8, kept_frac=1.0)
+    numbers = 2 * MOST_LAYERS * 65_536**2 * MOST_TOKENS
+    assert cache.numbers(MOST_TOKENS) == numbers > 2**63
+    assert plan.request_bytes(MOST_TOKENS) == 8.0 * numbers
+    assert plan.requests(MOST_TOKENS, 8.0 * numbers) == 1
+    least = CachePlan(cache=CacheShape.uniform(num_layers=1, num_kv_heads=1, head_dim=1))
+    assert least.longest(1, 2.0**90) == 2**88
 
 
 @pytest.mark.parametrize("kept", [0.0, -0.1, 1.1, float("nan")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from tracekit.measure.risk import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 SHARES = st.sampled_from([0.01, 0.05, 0.1, 0.25, 0.5, 0.9])
 
@@ -80,6 +81,10 @@ def test_a_chain_ends_at_the_first_that_is_not_rejected(
     assert fixed_sequence(p_values, delta) == count
 
 
+def test_a_p_value_that_is_delta_rejects() -> None:
+    assert fixed_sequence([0.1, 0.1, math.nextafter(0.1, 1), 0.0], 0.1) == 2
+
+
 @given(SHARES, SHARES)
 def test_the_fewest_units_are_the_first_that_suffice(alpha: float, delta: float) -> None:
     n = 1
@@ -90,6 +95,35 @@ def test_the_fewest_units_are_the_first_that_suffice(alpha: float, delta: float)
         abs(tail(0, n - 1, alpha) - delta) < 1e-12 or abs(tail(0, n, alpha) - delta) < 1e-12
     )
     assert binomial_p_value(0, fewest_to_test(alpha, delta), alpha) <= delta
+
+
+GRID = sorted({k / 40 for k in range(1, 40)} | {1 / k for k in range(2, 120)} | {0.3**3, 0.7**7})
+"""Shares whose quotients and powers are whole numbers but for their rounding, and others."""
+
+
+def with_neighbours(shares: Iterable[float]) -> list[float]:
+    """Return shares and the floats just below and above each: rounded quotients miss there."""
+    beside = [math.nextafter(one, end) for one in shares for end in (0, 1)]
+    return sorted({*shares, *beside})
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2, 0.25, 0.3, 1 / 3, 0.5, 0.7, 0.75, 0.9])
+def test_the_fewest_units_that_reject_are_found_by_trying_each_number(alpha: float) -> None:
+    powers = {(1 - alpha) ** k for k in range(1, 60)}
+    for delta in with_neighbours({*GRID, *powers}):
+        tried = next(n for n in itertools.count(1) if binomial_p_value(0, n, alpha) <= delta)
+        assert fewest_to_test(alpha, delta) == tried, delta
+
+
+@pytest.mark.parametrize("largest", [0.1, 0.5, 1.0, 3.0, 10.0])
+def test_the_fewest_units_that_conform_are_found_by_trying_each_number(largest: float) -> None:
+    for alpha in with_neighbours(GRID):
+        tried = next(
+            n
+            for n in itertools.count()
+            if conformal_budget(np.zeros((1, n)), alpha, largest).chosen == 0
+        )
+        assert fewest_to_conform(alpha, largest) == tried, alpha
 
 
 def test_the_fewest_units_of_the_usual_choice() -> None:
@@ -106,17 +140,22 @@ def test_the_fewest_units_of_the_usual_choice() -> None:
         )
     ),
     SHARES,
+    st.sampled_from([0.25, 1.0, 2.0, 8.0]),
 )
-def test_the_conformal_budget_is_the_first_of_loops(rows: list[list[float]], alpha: float) -> None:
+def test_the_conformal_budget_is_the_first_of_loops(
+    shares: list[list[float]], alpha: float, largest: float
+) -> None:
+    rows = [[largest * one for one in row] for row in shares]
     n = len(rows[0])
     loss_BN = np.array(rows, dtype=float).reshape(len(rows), n)
     falling = [[max(row[unit] for row in rows[b:]) for unit in range(n)] for b in range(len(rows))]
-    within = [b for b, row in enumerate(falling) if (sum(row) + 1) / (n + 1) <= alpha]
-    found = conformal_budget(loss_BN, alpha)
+    bounds = [(sum(row) + largest) / (n + 1) for row in falling]
+    within = [b for b, bound in enumerate(bounds) if bound <= alpha]
+    found = conformal_budget(loss_BN, alpha, largest)
     assert found.chosen == (within[0] if within else None)
     assert found.was_monotone == (falling == rows)
     assert found.n == n
-    assert math.isnan(found.bound) == (not within)
+    assert found.bound == bounds[within[0]] if within else math.isnan(found.bound)
 
 
 @given(SHARES)
@@ -134,6 +173,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "loss above one": lambda: hoeffding_bentkus_p_value(np.array([1.5]), 0.1),
     "loss that is no number": lambda: hoeffding_bentkus_p_value(np.array([np.nan]), 0.1),
     "loss above the largest": lambda: conformal_budget(np.array([[2.0]]), 0.1),
+    "loss above another largest": lambda: conformal_budget(np.array([[0.6]]), 0.1, 0.5),
     "alpha of zero": lambda: fewest_to_conform(0.0),
     "delta that is no number": lambda: fewest_to_test(0.1, math.nan),
     "delta of zero": lambda: fixed_sequence([0.1], 0.0),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +11,7 @@ from transformers import AutoConfig
 
 from tests import architectures, tiny
 from tracekit.errors import InputError, ModelError
+from tracekit.measure.memory import MOST_LAYERS
 from tracekit.model.cache_bytes import cache_layers
 from tracekit.model.probe import watch
 from tracekit.model.read_config import of_config, read_config
@@ -115,6 +118,33 @@ def test_quantised_weights_are_not_guessed(tmp_path: Path) -> None:
     assert read_config(str(file)).num_weight_bytes is None
 
 
+@pytest.mark.parametrize("num_layers", [0, -3, MOST_LAYERS + 1, 10**7])
+def test_a_number_of_layers_that_no_model_has_is_refused_before_anything_is_built(
+    num_layers: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "llama", "num_hidden_layers": num_layers}))
+    with pytest.raises(ModelError, match=rf"names {num_layers} layers .*planned are 1 to 1,000"):
+        read_config(str(file))
+
+
+@pytest.mark.parametrize("longest", [-1, 0, 2**40 + 1, 10**400])
+def test_a_longest_text_that_no_model_has_is_not_known(longest: int) -> None:
+    config = config_of("llama")
+    config.max_position_embeddings = longest
+    assert of_config("x", config).longest_tokens is None
+
+
+def test_a_hub_id_without_a_network_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_address(*_: object) -> None:
+        raise socket.gaierror
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_address)
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
+    with pytest.raises(InputError, match="no folder or built-in model no-owner/no-such-model"):
+        read_config("no-owner/no-such-model")
+
+
 def test_a_model_that_looks_ahead_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match=r"bert.*no causal decoder"):
         of_config("bert", config_of("bert"))
@@ -129,9 +159,17 @@ def test_an_encoder_decoder_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("config.json", "{", "cannot be read"),
-        ("config.json", "[]", "cannot be read"),
-        ("config.json", '{"model_type": "no-such-model"}', "cannot be read"),
+        ("config.json", "{", r"config\.json is no valid JSON"),
+        ("config.json", "[" * 100_000, r"config\.json is no valid JSON"),
+        ("config.json", "[]", "names no model_type"),
+        ("config.json", '{"model_type": ["llama"]}', "names no model_type"),
+        ("config.json", '{"model_type": "no-such-model"}', "'no-such-model', unknown to transf"),
+        (
+            "config.json",
+            '{"model_type": "llama", "hidden_size": "x"}',
+            "'hidden_size' expected int",
+        ),
+        (".", None, r"config\.json cannot be read \(No such file"),
         ("no/such/folder", None, "there is no model folder or file"),
         ("", None, "has no name"),
     ],

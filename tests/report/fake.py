@@ -72,6 +72,14 @@ HOSTILE = (
     "x" * 200,
     "{{ 7 * 7 }}",
     "http://example.org/a.js",
+    "<!-- <script>",
+    "]]>",
+    "</script></style></title>",
+    "\U0001f469\u200d",  # An emoji of two people, cut in the middle.
+    "\u200d\U0001f680",
+    "\u0301",
+    "e\u0301\u0327",
+    "\u200b",
 )
 WORDS = (
     "",
@@ -197,6 +205,8 @@ def _sequence(rng: np.random.Generator, number: int, domains: tuple[str, ...]) -
         "finish_reason": "eos" if number % 4 == 0 else "length",
         "text_source": "generated",
         "mean_entropy_nats": float(rng.uniform(0.6, 2.2)),
+        "prompt_sha256": f"prompt of {domain}-{number:02d}",
+        "tokens_sha256": f"tokens of {domain}-{number:02d}#0",
     }
 
 
@@ -226,7 +236,7 @@ def _run(
             "vocab": list(ESTIMATORS) if "vocab" in questions else [],
             "kept": list(KEPT),
             "sizes": list(SIZES),
-            "level": "local",
+            "levels": ["local"],
             "kv_bytes": 2,
         },
         "skipped": [

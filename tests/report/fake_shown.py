@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.report.fake import ESTIMATORS, KEPT, POLICIES, write_table
@@ -32,6 +34,38 @@ def add_shown(folder: Path, *, seed: int = 0, num_tokens: int | None = None) -> 
         candidates += _candidates(rng, str(name), len(rows))
     write_table(folder, HELD, pd.DataFrame(held))
     write_table(folder, CANDIDATES, pd.DataFrame(candidates))
+    return folder
+
+
+BAD_NAME = "=1+1 <!-- ]]> </script><script>alert(3)</script>'\"><img src=x onerror=alert(4)> {0}"
+"""A name that ends every context a page has; ``{0}``: what it names."""
+
+_NAMED = {
+    "family": "snapkv",
+    "estimator": "lowrank",
+    "domain": "story",
+    "sequence_id": "story-00#0",
+}
+
+
+def rename_badly(folder: Path) -> Path:
+    """Give a policy, an estimator, a domain, a sequence, the model and a failure a bad name."""
+    bad = {old: BAD_NAME.format(what) for what, old in _NAMED.items()}
+    for path in sorted(folder.glob("*.parquet")):
+        table = pq.read_table(path)
+        for place, column in enumerate(table.schema):
+            if column.name in {*_NAMED, "name"}:
+                texts = [bad.get(one, one) for one in table[column.name].to_pylist()]
+                made = pa.array(texts, pa.string()).cast(column.type)
+                table = table.set_column(place, column, made)
+        pq.write_table(table, path)
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    for one in run["sequences"]:
+        one |= {name: bad.get(one[name], one[name]) for name in ("domain", "sequence_id")}
+    run["trace"]["spec"]["name"] = BAD_NAME.format("model")
+    run["failed"] = [{"cell": BAD_NAME.format("cell"), "why": BAD_NAME.format("why")}]
+    run["skipped"] = [{"what": BAD_NAME, "sequence_id": None, "why": BAD_NAME.format("why")}]
+    (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
     return folder
 
 

@@ -35,7 +35,7 @@ ONE = Cell("good", 0.5, {"local": same(0.05, 4)})
 
 
 def _point(x: float, high: float, family: str = "p") -> Point:
-    return Point(family, family, "propagated", True, "kept_frac", x, x, high / 2, 0.0, high, 5, 0)
+    return Point(family, family, "propagated", True, "kept_frac", x, x, high / 2, 0.0, high, 8, 0)
 
 
 def _kv(results: Results) -> Answer:
@@ -97,20 +97,23 @@ def _three_levels(folder: Path, num_propagated: int) -> Results:
     return make(folder, cells)
 
 
-def test_the_highest_level_with_three_sequences_judges(tmp_path: Path) -> None:
-    for num, level in ((3, "propagated"), (2, "predicted")):
+def test_the_highest_level_with_eight_prompts_judges(tmp_path: Path) -> None:
+    for num, level in ((8, "propagated"), (7, "predicted")):
         results = _three_levels(tmp_path / level, num)
         found = judging(results, OPTIONS)
         assert found is not None
         assert found.level == level
         said = _kv(results)
-        assert f"level {level})" in said.verdict
-        assert f"n\u00a0=\u00a0{3 if num == 3 else 12}" in said.verdict
+        assert f"level {level});" in said.verdict
+        assert f"n\u00a0=\u00a0{8 if num == 8 else 12}" in said.verdict
+    told = dict(said.findings)["Level propagated, judged apart"]
+    assert told.startswith("no verdict: 7 prompts, 8 needed; as a lead, good at 50\u00a0% (KL 0.03")
 
 
 def test_the_verdict_names_fraction_policy_interval_and_what_breaks(tmp_path: Path) -> None:
-    said = _kv(_three_levels(tmp_path / "r", 3))
+    said = _kv(_three_levels(tmp_path / "r", 8))
     assert "at 50\u00a0% of the cache with good (KL 0.03" in said.verdict
+    assert said.verdict.endswith("above the bound of 0.1: 0 of 8 prompts.")
     findings = dict(said.findings)
     assert findings["Below that"].startswith("at 20\u00a0% of the cache or less no policy passes")
     assert "(random) passes nowhere" in findings["Chance and recency"]
@@ -118,14 +121,42 @@ def test_the_verdict_names_fraction_policy_interval_and_what_breaks(tmp_path: Pa
     assert "oracle" not in said.verdict + str(said.findings)
 
 
+def test_prompts_above_the_bound_are_counted(tmp_path: Path) -> None:
+    losses = [*same(0.01, 11), 0.3]
+    said = _kv(make(tmp_path / "r", [Cell("good", 0.5, {"propagated": losses})]))
+    assert said.verdict.endswith("above the bound of 0.1: 1 of 12 prompts.")
+
+
+def test_prompts_are_resampled_and_counted_not_their_samples(tmp_path: Path) -> None:
+    losses = [0.01, 0.05] * 8
+    names = [f"p{number // 2}#{number % 2}" for number in range(16)]
+    cells = [Cell("good", 0.5, {"propagated": losses})]
+    said = _kv(make(tmp_path / "r", cells, num_sequences=16, names=names))
+    assert "KL 0.03\u00a0nats a token [0.03,\u00a00.03], n\u00a0=\u00a08" in said.verdict
+    few = [Cell("good", 0.5, {"propagated": losses[:14]})]
+    thin = _kv(make(tmp_path / "few", few, num_sequences=14, names=names[:14]))
+    assert thin.verdict.startswith("No verdict at level propagated: 7 prompts, 8 needed")
+
+
+def test_what_is_certified_on_other_prompts_is_named_first(tmp_path: Path) -> None:
+    losses = {"propagated": same(0.01, 40)}
+    for num, words in ((40, "good at kept=0.5 is certified: at most"), (12, "no policy is cert")):
+        results = make(tmp_path / str(num), [Cell("good", 0.5, losses)], num_sequences=num)
+        results.run["sequences"] = [{"sequence_id": f"p{number}#0"} for number in range(num)]
+        name, told = _kv(results).findings[0]
+        assert name == "Held to other prompts"
+        assert "chosen and judged on the same prompts; on others " + words in told
+        assert 'see "Which policy to use"' in told
+
+
 def test_other_levels_are_told_apart(tmp_path: Path) -> None:
-    findings = dict(_kv(_three_levels(tmp_path / "r", 3)).findings)
+    findings = dict(_kv(_three_levels(tmp_path / "r", 8)).findings)
     assert "n\u00a0=\u00a012" in findings["Level local, judged apart"]
     assert "predicted KL" in findings["Level predicted, judged apart"]
 
 
 def test_an_interval_beyond_the_bound_does_not_pass(tmp_path: Path) -> None:
-    cells = [Cell("wide", 0.5, {"propagated": [0.0, 0.0, 0.2, 0.15]})]
+    cells = [Cell("wide", 0.5, {"propagated": [0.0, 0.0, 0.2, 0.15] * 2})]
     said = _kv(make(tmp_path / "r", cells))
     assert "with no policy at any measured fraction" in said.verdict
     assert "wide at 50\u00a0%" in said.verdict
@@ -133,22 +164,24 @@ def test_an_interval_beyond_the_bound_does_not_pass(tmp_path: Path) -> None:
 
 def test_two_sequences_let_nothing_pass_and_say_why(tmp_path: Path) -> None:
     said = _kv(load_results(make_results(tmp_path / "r", num_sequences=2)))
-    assert "fewer than 3 sequences, so nothing can pass" in said.verdict
+    assert said.verdict.startswith("No verdict at level local: 2 prompts, 8 needed")
 
 
 def test_chance_that_passes_is_told(tmp_path: Path) -> None:
     cells = [
-        Cell("random", 0.5, {"local": same(0.03, 4)}),
-        Cell("good", 0.5, {"local": same(0.03, 4)}),
+        Cell("random", 0.5, {"local": same(0.03, 8)}),
+        Cell("good", 0.5, {"local": same(0.03, 8)}),
+        Cell("streaming", 0.5, {"local": same(0.03, 7)}),
     ]
     findings = dict(_kv(make(tmp_path / "r", cells)).findings)
     assert "(random) passes too, from 50\u00a0%" in findings["Chance and recency"]
+    assert "streaming is not judged: 7 prompts, 8 needed" in findings["Chance and recency"]
 
 
 def test_a_transform_that_stores_everything_is_no_eviction(tmp_path: Path) -> None:
     cells = [
-        Cell("int4", 0.4, {"local": same(0.03, 4)}, target=1.0),
-        Cell("good", 0.6, {"local": same(0.05, 4)}),
+        Cell("int4", 0.4, {"local": same(0.03, 8)}, target=1.0),
+        Cell("good", 0.6, {"local": same(0.05, 8)}),
     ]
     verdict = _kv(make(tmp_path / "r", cells)).verdict
     assert "at 40\u00a0% of the cache with int4" in verdict
@@ -157,16 +190,16 @@ def test_a_transform_that_stores_everything_is_no_eviction(tmp_path: Path) -> No
 
 def test_recall_is_judged_by_what_it_reads(tmp_path: Path) -> None:
     more = {"selects": True, "read_frac": 0.25}
-    cells = [Cell("quest", 1.0, {"local": same(0.05, 4)}, target=0.25, more=more)]
+    cells = [Cell("quest", 1.0, {"local": same(0.05, 8)}, target=0.25, more=more)]
     said = _kv(make(tmp_path / "r", cells))
     assert said.verdict.startswith("No policy that frees memory was replayed")
-    assert dict(said.findings).keys() == {"Reading less"}
+    assert dict(said.findings).keys() == {"Held to other prompts", "Reading less"}
     assert "a step reads 25\u00a0% of the cache" in dict(said.findings)["Reading less"]
 
 
 def test_recall_alone_is_judged_at_the_highest_level_with_sequences_enough(tmp_path: Path) -> None:
     more = {"selects": True, "read_frac": 0.25}
-    losses = {"local": same(0.05, 4), "propagated": same(0.01, 3)}
+    losses = {"local": same(0.05, 8), "propagated": same(0.01, 8)}
     results = make(tmp_path / "r", [Cell("quest", 1.0, losses, target=0.25, more=more)])
     findings = dict(_kv(results).findings)
     assert "KL 0.01" in findings["Reading less"]
@@ -179,10 +212,10 @@ def test_a_sequence_or_two_are_said_to_be_too_few_and_nothing_more(
 ) -> None:
     losses = {level: same(0.01, num) for level in ("local", "predicted", "propagated")}
     said = _kv(make(tmp_path / "r", [Cell("good", 0.5, losses)]))
-    assert said.verdict.startswith("No verdict at level local: there are fewer than 3 sequences")
+    told = f"{num} prompt{'s' * (num > 1)}, 8 needed; as a lead, good at 50\u00a0%"
+    assert said.verdict.startswith(f"No verdict at level local: {told}")
     findings = dict(said.findings)
-    assert f"n\u00a0=\u00a0{num})" in findings["Least loss"]
-    assert "no verdict" in findings["Level propagated, judged apart"]
+    assert findings["Level propagated, judged apart"].startswith(f"no verdict: {told}")
     assert "passes nowhere" not in str(findings)
 
 
@@ -231,6 +264,11 @@ def test_verdicts_of_halves_are_told(tmp_path: Path, verdict: str, wanted: str) 
     said = vocab_answer(results)
     assert said is not None
     assert wanted in said.verdict
+    assert "as if steps were independent" not in said.verdict
+    sure = row | {"hit_argmax": 1.0, "low": 1 - 3 / 500}
+    surely = vocab_answer(make(tmp_path / "s", [], vocab=True, tables={schema.VERDICTS: [sure]}))
+    assert surely is not None
+    assert ("1 \u2212 3 / 500 steps, as if" in surely.verdict) == (verdict == "kept")
 
 
 def test_the_most_sensitive_layer_is_named(tmp_path: Path) -> None:
@@ -253,12 +291,18 @@ def test_the_most_sensitive_layer_is_named(tmp_path: Path) -> None:
     results = make(tmp_path / "r", [ONE], tables={schema.LAYER_SUMMARY: rows})
     said = layer_answer(results)
     assert said is not None
-    assert "layer 2 minds most, KL 0.3" in said.verdict
-    assert "to be protected of 3: 2." in said.verdict
+    assert "1 layer of 3 stands out: 2. Most: layer 2, KL 0.3" in said.verdict
+    for is_protected, words in ((False, "no layer of 3 stands out"), (None, "no claim, there are")):
+        alike = [row | {"is_protected": is_protected} for row in rows]
+        folder = tmp_path / str(is_protected)
+        said = layer_answer(make(folder, [ONE], tables={schema.LAYER_SUMMARY: alike}))
+        assert said is not None
+        assert words in said.verdict
+        assert "The largest mean, no finding: layer 2" in said.verdict
 
 
 def test_the_section_is_short_first_and_whole(tmp_path: Path) -> None:
-    made = answer.section(_three_levels(tmp_path / "r", 3), OPTIONS)
+    made = answer.section(_three_levels(tmp_path / "r", 8), OPTIONS)
     framed = made.blocks[0]
     assert isinstance(framed, Framed)
     texts = [one for one in framed.blocks if isinstance(one, Text)]
@@ -277,9 +321,25 @@ def _claims(results: Results) -> dict[str, list[str]]:
     return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
 
 
-@pytest.mark.parametrize(("loss", "verdict"), [(0.02, "supported"), (0.5, "not supported")])
-def test_seventy_percent_is_judged_by_the_bound(tmp_path: Path, loss: float, verdict: str) -> None:
-    cells = [Cell("good", 0.3, {"propagated": same(loss, 4)})]
+WIDE = [0.0, 0.3] * 4
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict"),
+    [
+        (same(0.02, 8), "supported"),
+        (same(0.5, 8), "not supported"),
+        (WIDE, "cannot be told here"),
+        (same(0.02, 7), "cannot be told here"),
+    ],
+)
+def test_seventy_percent_is_judged_by_the_bound(
+    tmp_path: Path, losses: list[float], verdict: str
+) -> None:
+    cells = [
+        Cell("good", 0.3, {"propagated": losses}),
+        Cell("thin", 0.2, {"propagated": [0.01, 0.01]}),
+    ]
     claims = _claims(make(tmp_path / "r", cells))
     assert claims["About 70\u00a0% of the cache can be dropped"][0] == verdict
 
@@ -295,16 +355,28 @@ def test_reasoning_is_judged_on_reasoning_alone(tmp_path: Path) -> None:
     cells = [Cell("good", 0.3, {"local": same(0.01, 8) + [0.9] * 4})]
     claims = _claims(make(tmp_path / "r", cells, domains=domains))
     assert claims["... with reasoning intact"][0] == "supported"
-    assert claims["About 70\u00a0% of the cache can be dropped"][0] == "not supported"
+    assert claims["About 70\u00a0% of the cache can be dropped"][0] == "cannot be told here"
 
 
-@pytest.mark.parametrize(("loss", "verdict"), [(0.1, "supported"), (0.3, "not supported")])
+@pytest.mark.parametrize(
+    ("losses", "verdict"),
+    [
+        (same(0.1, 8), "supported"),
+        (same(0.3, 8), "not supported"),
+        ([0.1, 0.3] * 4, "cannot be told here"),
+        (same(0.1, 7), "cannot be told here"),
+    ],
+)
 def test_attention_scores_must_beat_chance_and_recency(
-    tmp_path: Path, loss: float, verdict: str
+    tmp_path: Path, losses: list[float], verdict: str
 ) -> None:
     cells = [
-        Cell(family, 0.5, {"local": same(value, 5)})
-        for family, value in (("h2o:every=16", loss), ("random", 0.4), ("streaming", 0.2))
+        Cell(family, 0.5, {"local": values})
+        for family, values in (
+            ("h2o:every=16", losses),
+            ("random", same(0.4, 8)),
+            ("streaming", same(0.2, 8)),
+        )
     ]
     claims = _claims(make(tmp_path / "r", cells))
     assert claims["Tokens of low attention are the ones to drop"][0] == verdict
@@ -334,7 +406,8 @@ def test_depth_is_judged_by_sequence(tmp_path: Path, slope: int, verdict: str) -
     ("lows", "verdict"),
     [
         ((0.1, 0.2), "supported"),
-        ((-0.1, -0.2), "not supported"),
+        ((-0.3, -0.4), "not supported"),
+        ((-0.1, -0.15), "cannot be told here"),
         ((0.1, -0.1), "cannot be told here"),
     ],
 )
@@ -349,6 +422,33 @@ def test_stacking_multiplies_only_if_all_policies_say_so(
     cells = [Cell("good", 0.5, {"local": same(0.05, 4)})]
     results = make(tmp_path / "r", cells, tables={schema.STACKING: rows})
     assert _claims(results)["Eviction and quantisation multiply their errors"][0] == verdict
+
+
+@pytest.mark.parametrize(
+    ("own", "sizes", "verdict"),
+    [
+        (0.9, (800.0, 900.0), "supported"),
+        (0.7, (800.0, 900.0), "not supported"),
+        (None, (800.0, 900.0), "cannot be told here"),
+        (0.8, (800.0, 800.0), "cannot be told here"),
+    ],
+)
+def test_sizes_that_never_differ_are_no_test_of_a_controller(
+    tmp_path: Path, own: float | None, sizes: tuple[float, float], verdict: str
+) -> None:
+    rows = [
+        {"sequence_id": f"p{number}#0", "estimator": "previous", "controller": "rate:gain=4"}
+        | {"fit": fit, "size": 1024, "hit_argmax": hit, "num_scored": 1000, "set_size_mean": size}
+        for number in range(4)
+        for fit, size, hit in (
+            ("own", sizes[0], (0.7, 0.9)[number % 2] if own is None else own),
+            ("shuffled", sizes[1], 0.8),
+        )
+    ]
+    results = make(tmp_path / "r", [ONE], tables={schema.VOCAB_RESULTS: rows})
+    said = _claims(results)["Pruning should follow the rate of the entropy"]
+    assert said[0] == verdict
+    assert ("never differ between steps" in said[1]) == (sizes[0] == sizes[1])
 
 
 def test_a_report_of_sections_loads_no_torch() -> None:

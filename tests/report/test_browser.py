@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.report.fake import HOSTILE, make_results
-from tests.report.fake_shown import TRIED_FROM, add_shown
+from tests.report.fake_shown import BAD_NAME, TRIED_FROM, add_shown, rename_badly
 from tracekit.report import write_report
 from tracekit.report.sections.tokens_shown import MOST_TOKENS
 
@@ -187,6 +187,27 @@ def test_hostile_tokens_are_told_as_text(light: Page) -> None:
     assert seen[4] == "<U+0000><U+0007>"
     assert seen[7] == "x" * 200
     assert "likely: <script>alert(1)</script> " in light.locator("#facts").inner_text()
+
+
+def test_hostile_names_are_shown_as_they_are_and_do_nothing(
+    browser: Browser, tmp_path: Path
+) -> None:
+    results = add_shown(make_results(tmp_path / "results", hostile=HOSTILE, num_sequences=9))
+    pages = opened(browser, write_report(rename_badly(results), tmp_path / "report.html"), "light")
+    page = next(pages)
+    page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert page.locator("script").count() == 2 + page.locator(".tokens").count()
+    assert page.locator("img[src=x]").count() == 0
+    assert BAD_NAME.format("model") in page.locator("h1").inner_text()
+    told = page.locator("main").inner_text()
+    for what in ("family", "estimator", "domain", "sequence_id", "cell", "why"):
+        assert BAD_NAME.format(what) in told, what
+    page.select_option("#held", BAD_NAME.format("family"))
+    page.select_option("#missed", BAD_NAME.format("estimator"))
+    page.locator(".tokens").first.focus()
+    page.keyboard.press("End")
+    assert f"under {BAD_NAME.format('estimator')}" in page.locator("#facts").inner_text()
+    assert next(pages, None) is None
 
 
 def test_the_view_is_switched_by_mouse_and_keyboard(light: Page) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.report.fake import KEPT, POLICIES, make_results, write_table
+from tests.report.fake import ESTIMATORS, KEPT, POLICIES, SIZES, make_results, write_table
 from tracekit.errors import GateFailedError, InputError, UsageError
 from tracekit.report.compare import compare
 from tracekit.report.compare.gate import parse_condition
@@ -536,6 +536,27 @@ def test_a_gate_is_on_the_difference_and_fails_with_what_it_found(
     assert error.value.exit_code == 6
 
 
+def test_a_bound_is_tested_only_where_a_condition_names_it(sides: tuple[Path, Path]) -> None:
+    for side in sides:
+        kv(side, lambda frame: frame.assign(causal=frame["family"] != "random"))
+    texts = ["B.error>-1", "B.error@random>-1", "B.cost>-1", "B.cost@oracle>-1"]
+    found = compare(*sides, conditions=texts).gate
+    num_kv, num_vocab = len(POLICIES) - 1, len(ESTIMATORS) - 1
+    tested = [num_kv * len(KEPT), len(KEPT), num_vocab * len(SIZES), len(SIZES)]
+    assert [one.num_cells for one in found] == [len(one.failed) for one in found] == tested
+    assert [one.num_bounds for one in found] == [len(KEPT), 0, len(SIZES), 0]
+    assert all(row.is_causal for one in found[::2] for row in one.failed)
+    assert not any(row.is_causal for one in found[1::2] for row in one.failed)
+    assert found[0].to_json()["num_bounds"] == len(KEPT)
+
+
+def test_a_gate_on_bounds_alone_says_how_to_name_them(sides: tuple[Path, Path]) -> None:
+    for side in sides:
+        kv(side, lambda frame: frame.assign(causal=False))
+    with pytest.raises(InputError, match="bounds only where @ names them"):
+        compare(*sides, conditions=["error>0"])
+
+
 def test_a_gate_may_be_on_b_itself_and_on_a_size(sides: tuple[Path, Path]) -> None:
     made = compare(*sides, conditions=["B.error@random:kept=0.1>0.5", "hit@previous:1024<=-0.01"])
     assert [one.passed for one in made.gate] == [False, True]
@@ -627,7 +648,7 @@ def test_a_damaged_file_and_rows_that_are_there_twice_are_refused(
     with pytest.raises(InputError, match="twice"):
         compare(*sides)
     run(sides[0], lambda one: one["sequences"][1].pop("tokens_sha256"))
-    with pytest.raises(InputError, match="does not say 'tokens_sha256' of each sequence"):
+    with pytest.raises(InputError, match=r"lacks sequences\[1\]\.tokens_sha256"):
         compare(*sides)
     change_sequence(sides[0], 1, tokens_sha256="there")
     (sides[1] / "kv.parquet").write_bytes(b"PAR1")

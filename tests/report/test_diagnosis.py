@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -83,8 +84,10 @@ def test_a_domain_far_above_the_others_is_found(tmp_path: Path, loss: float, fir
     assert _find(losses.one_domain, results).fires == fires
 
 
-@pytest.mark.parametrize(("far", "fires"), [(0.5, True), (0.1, False)])
-def test_loss_that_grows_with_distance_is_found(tmp_path: Path, far: float, fires: bool) -> None:
+@pytest.mark.parametrize(("far", "fires"), [(0.5, True), (0.1, None), (0.05, False)])
+def test_loss_that_grows_with_distance_is_found(
+    tmp_path: Path, far: float, fires: bool | None
+) -> None:
     cells = _one(propagated=same(0.05, 4))
     policy = cells[0].rows([{"sequence_id": "p", "domain": "d"}])[0]["policy"]
     rows = [
@@ -110,12 +113,32 @@ def test_needles_lost_under_a_passing_mean_are_found(
 @pytest.mark.parametrize("num", [1, 2])
 def test_one_or_two_needles_let_nothing_be_said(tmp_path: Path, num: int) -> None:
     results = make(tmp_path / "r", _one())
-    held = results.whole.assign(needle_kept=[0.1] * num + [None] * (4 - num))
+    held = results.whole.assign(needle_kept=[0.1] * num + [np.nan] * (4 - num))
     rows = pd.DataFrame(summarise(held, results.table(schema.VOCAB_RESULTS), seed=0))
     write_table(results.folder, schema.SUMMARY, rows)
+    write_table(results.folder, schema.KV_RESULTS, held)
     again = load_results(results.folder)
     assert again.methods("kv", "needle_kept")
     assert losses.lost_needles.find(again, OPTIONS) is None
+
+
+def test_a_needle_is_held_against_the_loss_of_the_same_prompts(tmp_path: Path) -> None:
+    lost = {"local": same(0.01, 8), "propagated": [*same(0.5, 3), *same(0.001, 5)]}
+    results = make(tmp_path / "r", [Cell("good", 0.5, lost)], num_sequences=8)
+    held = results.whole.copy()
+    is_local = held["level"] == "local"
+    held["needle_kept"] = np.where(
+        is_local & held["sequence_id"].isin(["p0#0", "p1#0", "p2#0"]), 0.1, np.nan
+    )
+    write_table(results.folder, schema.KV_RESULTS, held)
+    assert losses.lost_needles.find(load_results(results.folder), OPTIONS) is None
+    far = ["p5#0", "p6#0", "p7#0"]
+    held["needle_kept"] = np.where(is_local & held["sequence_id"].isin(far), 0.1, np.nan)
+    write_table(results.folder, schema.KV_RESULTS, held)
+    found = _find(losses.lost_needles, load_results(results.folder))
+    assert found.fires
+    assert "KL 0.001" in found.evidence
+    assert "n\u00a0=\u00a03, level propagated) and holds 10\u00a0% of the needle" in found.evidence
 
 
 @pytest.mark.parametrize(("noise", "fires"), [(0.1, True), (0.001, False)])
@@ -154,12 +177,20 @@ def test_quantisation_that_costs_more_is_found(
     ("one", "reference"),
     [(scores.recency_suffices, "streaming"), (scores.chance_suffices, "random")],
 )
-@pytest.mark.parametrize(("loss", "fires"), [(0.2, True), (0.05, False)])
+@pytest.mark.parametrize(
+    ("loss", "fires"),
+    [
+        (same(0.2, 4), True),
+        (same(0.095, 4), True),
+        (same(0.05, 4), False),
+        ([0.03, 0.15] * 2, None),
+    ],
+)
 def test_scores_that_beat_nothing_are_found(
-    tmp_path: Path, one: Rule, reference: str, loss: float, fires: bool
+    tmp_path: Path, one: Rule, reference: str, loss: list[float], fires: bool | None
 ) -> None:
     cells = [
-        Cell("h2o", 0.5, {"local": same(loss, 4)}),
+        Cell("h2o", 0.5, {"local": loss}),
         Cell(reference, 0.5, {"local": same(0.1, 4)}),
         Cell("larger", 0.7, {"local": same(0.001, 4)}, target=0.5),
     ]
@@ -227,16 +258,26 @@ def test_candidate_sets_that_do_not_pay_are_found(
         assert _find(one, results).fires == (name == "ill")
 
 
-@pytest.mark.parametrize(("own", "fires"), [(0.8, True), (0.95, False)])
-def test_controllers_that_gain_nothing_are_found(tmp_path: Path, own: float, fires: bool) -> None:
+@pytest.mark.parametrize(
+    ("own", "fires"), [([0.8] * 4, True), ([0.95] * 4, False), ([0.7, 0.95] * 2, None)]
+)
+def test_controllers_that_gain_nothing_over_fixed_sizes_are_found(
+    tmp_path: Path, own: list[float], fires: bool | None
+) -> None:
     rows = [
-        {"sequence_id": f"p{number}#0", "estimator": "previous", "controller": "rate:gain=4"}
-        | {"fit": fit, "size": 1024, "hit_argmax": hit + 0.001 * number, "num_scored": 1000}
+        {"sequence_id": f"p{number}#0", "estimator": "previous", "controller": controller}
+        | {"fit": fit, "size": 1024, "hit_argmax": hit, "num_scored": 1000, "set_size_mean": size}
         for number in range(4)
-        for fit, hit in (("own", own), ("shuffled", 0.8))
+        for controller, fit, hit, size in (
+            ("rate:gain=4", "own", own[number], 900.0),
+            ("rate:gain=4", "shuffled", 0.5, 910.0),
+            ("fixed", "asked", 0.8, 1024.0),
+        )
     ]
     results = make(tmp_path / "r", _one(), tables={schema.VOCAB_RESULTS: rows})
-    assert _find(logits.idle_controller, results).fires == fires
+    found = _find(logits.idle_controller, results)
+    assert found.fires is fires
+    assert "timing alone" in found.evidence
 
 
 def test_dear_estimators_are_told(tmp_path: Path) -> None:

@@ -158,7 +158,9 @@ def test_loss_by_distance_is_of_sequences_that_reach_all_buckets(results: Result
             and one["sequence_id"] in reached
         ]
         assert row["output_error"] == pytest.approx(sum(values) / len(values), rel=1e-6)
-    assert f"the loss of {len(POLICIES)} of {len(POLICIES)} policies is larger" in texts(results)
+    assert f"the mean loss of {len(POLICIES)} of {len(POLICIES)} policies is larger" in texts(
+        results
+    )
 
 
 def test_one_bucket_of_steps_has_no_curve(tmp_path: Path) -> None:
@@ -185,6 +187,8 @@ def test_distances_are_those_of_a_plain_count(values: dict[tuple[int, int], floa
                 "steps": STEPS[step],
                 "is_idle": False,
                 "target_frac": 0.5,
+                "kept_frac": 0.4 + value / 10,
+                "num_scored": 16,
                 "output_error": value,
             }
             for (sequence, step), value in values.items()
@@ -196,6 +200,8 @@ def test_distances_are_those_of_a_plain_count(values: dict[tuple[int, int], floa
             "steps",
             "is_idle",
             "target_frac",
+            "kept_frac",
+            "num_scored",
             "output_error",
         ],
     )
@@ -210,6 +216,8 @@ def test_distances_are_those_of_a_plain_count(values: dict[tuple[int, int], floa
         return
     assert found is not None
     assert list(found.labels) == [STEPS[step] for step in labels]
+    kept = sum(0.4 + values[n, step] / 10 for n in same for step in labels)
+    assert found.kept["p"] == pytest.approx(kept / len(same) / len(labels))
     for step, one in zip(labels, found.points["p"], strict=True):
         assert one.n == len(same)
         assert one.level == "local"

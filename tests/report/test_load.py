@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
+from functools import reduce
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -12,6 +15,7 @@ from tests.report.fake import DOMAINS, KEPT, POLICIES, make_results, write_table
 from tracekit.errors import InputError
 from tracekit.report.load import load_results
 from tracekit.schema import SUMMARY, VOCAB_RESULTS
+from tracekit.simulate.folder import read_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,13 +78,24 @@ def test_an_absent_table_is_empty_and_its_question_has_no_points(tmp_path: Path)
     assert "hit_argmax" in results.table(VOCAB_RESULTS)
 
 
+TRACE = dict.fromkeys(("path", "run_id", "created", "host", "capture", "sampler")) | {"spec": {}}
+
+
 @pytest.mark.parametrize(
     ("run", "message"),
     [
         ({"schema_version": 99}, "results of version 99"),
         ({"schema_version": None}, "results of version None"),
-        ({"trace": {"spec": {}}}, "no valid model spec"),
-        ({"trace": {}}, "no valid model spec"),
+        ({"trace": TRACE}, "no valid model spec"),
+        ({"trace": TRACE | {"spec": None}}, "no valid model spec"),
+        ({"trace": {}}, r"lacks trace\.path, trace\.run_id"),
+        ({"trace": None}, r"lacks trace\.path"),
+        ({"plan": []}, r"lacks plan\.kv, plan\.vocab, plan\.sizes, plan\.levels, plan\.kv_bytes"),
+        ({"sequences": {}}, "lacks sequences;"),
+        ({"sequences": [None]}, r"lacks sequences\[0\]\.sequence_id, .*tokens_sha256;"),
+        ({"failed": None}, "lacks failed;"),
+        ({"failed": [{"cell": "x", "why": ""}, {"cell": "x"}]}, r"lacks failed\[1\]\.why;"),
+        ({"skipped": ["h2o"]}, r"lacks skipped\[0\]\.what, skipped\[0\]\.sequence_id"),
     ],
 )
 def test_a_foreign_run_is_refused_in_one_sentence(
@@ -114,6 +129,22 @@ def test_a_run_without_its_plan_is_refused_by_name(folder: Path) -> None:
         load_results(folder)
 
 
+@pytest.mark.parametrize("place", [("trace",), ("plan",), ("sequences", 1)])
+def test_every_key_of_a_run_is_missed_by_its_name(folder: Path, place: tuple[Any, ...]) -> None:
+    whole = json.loads((folder / "run.json").read_text())
+    name = "sequences[1]" if len(place) > 1 else place[0]
+    keys = reduce(getitem, place, whole)
+    if place == ("plan",):
+        keys = keys.keys() - {"kept"}  # That of these made-up results alone.
+    for key in sorted(keys):
+        run = deepcopy(whole)
+        del reduce(getitem, place, run)[key]
+        (folder / "run.json").write_text(json.dumps(run))
+        with pytest.raises(InputError) as found:
+            read_run(folder)
+        assert str(found.value) == f"{folder / 'run.json'} lacks {name}.{key}; simulate again."
+
+
 def test_results_of_failed_cells_only_are_refused(tmp_path: Path) -> None:
     run = {"failed": [{"cell": "h2o", "why": "out of memory"}]}
     folder = make_results(tmp_path / "r", num_sequences=3, questions=(), run=run)
@@ -132,3 +163,16 @@ def test_a_table_that_lacks_columns_is_named(folder: Path) -> None:
     pq.write_table(table, folder / "vocab.parquet")
     with pytest.raises(InputError, match=r"vocab\.parquet lacks the columns mass"):
         load_results(folder).table(VOCAB_RESULTS)
+
+
+@pytest.mark.parametrize("run", [{"finished": False}, {"finished": True}, {}])
+def test_an_unfinished_folder_is_refused_and_an_older_one_is_read(
+    tmp_path: Path, run: dict[str, Any]
+) -> None:
+    folder = make_results(tmp_path / "r", num_sequences=3, questions=("kv",), run=run)
+    if run.get("finished", True):
+        assert load_results(folder).families("kv")
+        return
+    with pytest.raises(InputError, match="is unfinished") as caught:
+        load_results(folder)
+    assert caught.value.exit_code == 3

@@ -64,8 +64,9 @@ def results_of(
     folder: Path, rows: pd.DataFrame, extra: dict[str, pd.DataFrame] | None = None
 ) -> Results:
     """Return the results of these cells, with other tables beside them."""
+    usual = fake._sequence(np.random.default_rng(0), 0, fake.DOMAINS)
     sequences = [
-        {"sequence_id": name, "domain": domain}
+        usual | {"sequence_id": name, "prompt_id": name[:-2], "domain": domain}
         for name, domain in rows[["sequence_id", "domain"]]
         .drop_duplicates()
         .itertuples(index=False)
@@ -272,6 +273,9 @@ def test_two_tiers_split_where_squares_are_least_and_are_a_policy(
     assert -1e-9 <= np.mean(kept[split:]) - deep < 0.01 + 1e-9
 
     made = tiered_policy(_given(kept), policy)
+    if np.ceil(100 * np.mean(kept)) >= 100 or shallow == deep:
+        assert made is None
+        return
     assert made is not None
     budget: Any = parse(made[0]).layers
     places = range(len(kept))
@@ -282,6 +286,17 @@ def test_two_tiers_split_where_squares_are_least_and_are_a_policy(
 def test_what_evicts_nothing_or_has_its_own_tiers_gets_no_others() -> None:
     assert tiered_policy(_given(), "full:kept=1.0+int4") is None
     assert tiered_policy(_given(), "h2o:kept=0.3,layers=pyramid") is None
+
+
+@pytest.mark.parametrize("kept", [[1.0, 1.0, 0.999], [0.5, 0.5, 0.5]])
+def test_tiers_that_evict_nothing_or_are_equal_are_not_proposed(kept: list[float]) -> None:
+    assert tiered_policy(_given(kept), "h2o:kept=0.3") is None
+
+
+def test_the_confidence_is_said_to_be_that_of_the_procedure(tmp_path: Path) -> None:
+    made = _section(results_of(tmp_path / "r", cells(12)))
+    assert "chance that it certifies anything wrong is at most 0.1" in _words(made)
+    assert "not the share of wrong ones among certified" in _words(made)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import csv
 import itertools
 import json
+import math
 import os
 import re
 import subprocess
@@ -10,14 +12,17 @@ from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
+import pandas as pd
 import pytest
 
 import tracekit.report
 from tests.report import fake
 from tests.report.fake import ESTIMATORS, HOSTILE, POLICIES, make_results
+from tests.report.fake_shown import BAD_NAME, add_shown, rename_badly
 from tests.report.page import Page
 from tracekit.errors import InputError
 from tracekit.report import write_report
+from tracekit.report.figures.figure import Drawing
 from tracekit.report.sections import ORDER
 
 
@@ -214,6 +219,37 @@ def test_hostile_names_break_nothing(tmp_path: Path) -> None:
     assert all((tmp_path / link).is_file() for link in links)
 
 
+def test_texts_of_prompts_are_no_formulas_in_csv_files(tmp_path: Path) -> None:
+    rename_badly(add_shown(make_results(tmp_path / "results", num_sequences=9)))
+    write_report(tmp_path / "results", tmp_path / "r.html")
+    files = sorted((tmp_path / "r-files").glob("*.csv"))
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    cells = {cell for text in texts for row in csv.reader(text.splitlines()) for cell in row}
+    assert "'" + BAD_NAME.format("family") in cells
+    for cell in cells:
+        if cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+            float(cell)
+
+
+def test_numbers_stay_numbers_in_csv_files() -> None:
+    table = pd.DataFrame({"@x": ["=1", "1", None], "y": [-1.5, 2.0, math.nan], "n": [-1, 2, 3]})
+    figure = Drawing(name="f", caption="c", alt="a 1", table=table, svg="<svg></svg>")
+    assert figure.csv == b"'@x,y,n\n'=1,-1.5,-1\n1,2,2\n,,3\n"
+
+
+def test_no_path_of_the_machine_is_in_the_page(tmp_path: Path) -> None:
+    host = {"system": "Linux-6.1-of-this-machine-x86_64", "device": "cpu"}
+    results = make_results(tmp_path / "results-folder", num_sequences=3)
+    run = json.loads((results / "run.json").read_text(encoding="utf-8"))
+    run["trace"] |= {"path": "/home/somebody/trace-folder", "host": host}
+    run["command"] = ["/opt/bin/tracekit", "simulate", run["trace"]["path"], "-o", str(results)]
+    (results / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    html = write_report(results, tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "system Linux, device cpu" in html
+    for path in ("results-folder", "trace-folder", "somebody", "/opt", str(tmp_path), "6.1-of"):
+        assert path not in html
+
+
 def test_the_report_is_small_and_leaves_no_temporary_file(report: Path) -> None:
     assert report.stat().st_size < 1_000_000
     assert not list(report.parent.rglob("*.tmp"))
@@ -266,6 +302,40 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"r\.html cannot be written"):
         write_report(results, tmp_path / "file" / "r.html")
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results", num_sequences=3)
+    pipe, link = tmp_path / "pipe.html", tmp_path / "link.html"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for target in (pipe, link):
+        with pytest.raises(InputError, match=r"\.html is no regular file; give -o an HTML file"):
+            write_report(results, target)
+        assert not target.with_name(f"{target.stem}-files").exists()
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    with pytest.raises(InputError, match="is a folder"):
+        write_report(results, tmp_path)
+    assert not list(tmp_path.glob("*-files"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("x" * 300, "cannot be written .File name too long"), ("", "-o names no file")],
+)
+def test_a_name_that_no_file_can_have_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    results = make_results(tmp_path / "results", num_sequences=3)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=words):
+        write_report(results, Path(name))
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+def test_what_is_absent_is_one_sentence(report: Path) -> None:
+    assert ".; to get it" not in report.read_text(encoding="utf-8")
 
 
 def test_lone_surrogates_in_the_run_are_written_out(tmp_path: Path) -> None:

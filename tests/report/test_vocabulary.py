@@ -311,6 +311,8 @@ def test_the_gain_of_a_controller_is_paired_by_sequence_over_all_steps_alike(
             "fit": fit,
             "size": 64,
             "hit_argmax": np.float32(num / steps),
+            "set_size_mean": 64.0,
+            "neg_log_mass_nats": 0.1,
             "num_scored": steps,
         }
         for number, (*found, steps) in enumerate(hits)

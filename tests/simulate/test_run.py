@@ -11,6 +11,7 @@ import pytest
 from tracekit import schema
 from tracekit.errors import InputError, TraceError, UsageError
 from tracekit.kv.scorers.key_norm import KeyNorm
+from tracekit.progress import Silent
 from tracekit.record.prompts import read_prompts
 from tracekit.record.sources.prompts import PromptSource
 from tracekit.report.render import write_report
@@ -185,6 +186,25 @@ def test_a_sequence_without_the_eviction_point_is_skipped_and_counted(
     assert not (tmp_path / "r" / "vocab.parquet").exists()
 
 
+def test_a_policy_that_is_skipped_at_each_level_is_told_of_once_a_sequence(
+    trace_folder: Path, tmp_path: Path
+) -> None:
+    class Heard(Silent):
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+    plan = make_plan(["snapkv:kept=0.5,at=context,window=4"], levels=("local", "propagated"))
+    heard = Heard()
+    done = simulate(trace_folder, tmp_path / "r", plan, progress=heard)
+    assert len(done.skipped) == 8
+    told = [one for one in heard.said if "does not apply" in one]
+    assert len(told) == 1
+    assert "does not apply to 4 sequences: " in told[0]
+
+
 def test_a_trace_without_what_is_needed_says_which_capture_has_it(
     model_folder: Path, prompt_file: Path, tmp_path: Path
 ) -> None:
@@ -312,6 +332,23 @@ def test_a_head_file_is_missed_before_anything_is_computed(
 ) -> None:
     with pytest.raises(error, match=words):
         simulate(trace_folder, tmp_path / "r", make_plan([policy]))
+
+
+def test_a_run_says_that_it_is_finished_when_its_tables_are_there_and_not_before(
+    trace_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "r"
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tracekit.simulate.run.collect", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(trace_folder, folder, make_plan(["h2o"]))
+    assert json.loads((folder / "run.json").read_text())["finished"] is False
+    simulate(trace_folder, folder, make_plan(["h2o"]))
+    assert json.loads((folder / "run.json").read_text())["finished"] is True
 
 
 def test_results_of_another_version_are_not_written_over(

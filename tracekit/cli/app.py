@@ -47,7 +47,11 @@ app = typer.Typer(
 )
 
 
-def _stoppable(command: Callable[..., None]) -> Callable[..., None]:
+_GOES_ON = "what was finished is kept, and the same command goes on from there"
+_STARTS_ANEW = "the same command starts from the beginning"
+
+
+def _stoppable(command: Callable[..., None], left: str) -> Callable[..., None]:
     """Return a command that says what Ctrl-C left, before typer ends the process without a word."""
 
     @functools.wraps(command)
@@ -55,7 +59,7 @@ def _stoppable(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **options)
         except KeyboardInterrupt as error:
-            msg = "interrupted; what was finished is kept, and the same command goes on from there."
+            msg = f"interrupted; {left}."
             raise InterruptedRunError(msg) from error
 
     return run
@@ -73,14 +77,15 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor.doctor,
 }
 _WITHOUT_CONFIG = ("validate", "list", "doctor")  # They have nothing to set.
+_RESUMED = ("record", "simulate")
 for _name, _command in _COMMANDS.items():
     _whole = _command if _name in _WITHOUT_CONFIG else configurable(_command)
-    app.command(_name)(_stoppable(_whole))
+    app.command(_name)(_stoppable(_whole, _GOES_ON if _name in _RESUMED else _STARTS_ANEW))
 
 
 for _format in import_.import_app.registered_commands:
     assert _format.callback is not None
-    _format.callback = _stoppable(_format.callback)
+    _format.callback = _stoppable(_format.callback, _GOES_ON)
 app.add_typer(import_.import_app, name="import")
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 _FAIL_IF = (
     "Fail with exit code 6 where this holds in any cell; may be given often. \\[B.]MEASURE"
     "\\[.low|.high|.mean]\\[@NAME] OP NUMBER, OP one of > >= < <=. On the difference B - A, unless B. "
-    "is before it: then on B's own mean. NAME is a policy or SCHEME:SIZE, whole or in part. "
+    "is before it: then on B's own mean. NAME is a policy or SCHEME:SIZE, whole or in part; "
+    "bounds such as oracle are tested only where it means them. "
     "'kl>0.02', 'kl.high@snapkv:kept=0.25>0.02', 'hit@previous:1024<-0.01', 'B.kl>0.1'."
 )
 

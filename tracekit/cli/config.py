@@ -28,6 +28,8 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 }
 """By the type of an option: what TOML may hold for it, in types and in words."""
 
+_ENCODING = "utf-8-sig"  # Some editors write a mark of the byte order first; TOML knows none.
+
 _TEXT = ((str, int, float), "text")  # Of all others: paths, choices, texts; 0.3 is the text "0.3".
 
 
@@ -119,8 +121,11 @@ def read_config(file: Path, command: str, commands: list[str]) -> dict[str, Any]
         If the file cannot be read, is no TOML, holds what is no command's table, or none of this
         command.
     """
+    if not file.name:
+        msg = "--config names no file; give it a TOML file, or leave it out."
+        raise InputError(msg)
     try:
-        tables = tomllib.loads(file.read_bytes().decode("utf-8"))
+        tables = tomllib.loads(file.read_bytes().decode(_ENCODING))
     except OSError as error:
         msg = f"{file} cannot be read ({error.strerror}); give --config a TOML file."
         raise InputError(msg) from error
@@ -128,6 +133,9 @@ def read_config(file: Path, command: str, commands: list[str]) -> dict[str, Any]
         msg = f"{file} is no valid TOML ({error}); mend it there."
         raise InputError(msg) from error
     for name, table in tables.items():
+        if type(table) is list and all(type(one) is dict for one in table) and table:
+            msg = f"{_place(file, name)}: [[{name}]] starts a list of tables; write [{name}], once."
+            raise InputError(msg)
         if type(table) is not dict:
             msg = (
                 f"{_place(file, '', name)}: {name!r} stands in no table; put it below [{command}]."
@@ -203,11 +211,15 @@ def _panel(signature: inspect.Signature) -> str | None:
 
 def _place(file: Path, table: str, key: str = "") -> str:
     """Return the file, and the line of a key in a table, or of the table, where it is found."""
-    here, header = "", re.compile(r"\s*\[([^\[\]]*)\]\s*(#.*)?$")
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    here, header = "", re.compile(r"\s*\[\[?([^\[\]]*)\]\]?\s*(#.*)?$")
+    wanted = ".".join(filter(None, (table, key)))
+    for number, line in enumerate(file.read_text(encoding=_ENCODING).splitlines(), start=1):
         if found := header.match(line):
-            here = found[1].strip().strip("\"'")
-        is_key = re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line) if key else found
-        if here == table and is_key:
+            here = re.sub(r"[\s\"']", "", found[1])
+            is_it = f"{here}.".startswith(f"{wanted}.")
+        else:
+            is_key = re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line)
+            is_it = bool(key and is_key) and here == table
+        if is_it:
             return f"{file}, line {number}"
     return str(file)

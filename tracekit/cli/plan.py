@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from tracekit.spec import ModelSpec
 
 _USUAL_BATCH = 8
+_USUAL_BYTES = 2.0
+
+LEAST_KEPT = 1e-6
+"""The least kept fraction that is planned for: one token of a million."""
+
+LEAST_BYTES, LARGEST_BYTES = 1 / 16, 8.0
+"""Bytes a number: half a bit, and a double."""
+
+MOST_HEADS = MOST_NUMBERS = 65_536
+"""KV heads of a layer, and numbers of a head, at most."""
+
+MOST_REQUESTS = 1_000_000
+"""Requests at once, at most."""
 
 
 def plan(
@@ -37,8 +50,13 @@ def plan(
         int | None, typer.Option(help="Requests at once. Default: 8, and a table from 1 to 64.")
     ] = None,
     number_bytes: Annotated[
-        float, typer.Option("--bytes", help="Bytes a number: 2 float16, 1 int8, 0.5 int4.")
-    ] = 2.0,
+        float | None,
+        typer.Option(
+            "--bytes",
+            help="Bytes a number: 2 float16, 1 int8, 0.5 int4.",
+            show_default="2, or those of the results",
+        ),
+    ] = None,
     results: Annotated[
         Path | None,
         typer.Option(help="Take the kept fractions that policies had here, nearest to --kept."),
@@ -67,17 +85,19 @@ def plan(
     if policy is not None and results is None:
         msg = "--policy names a policy of measured results: give --results as well."
         raise UsageError(msg)
-    if batch is not None and batch < 1:
-        msg = f"--batch is at least 1, unlike {batch}."
-        raise UsageError(msg)
+    _check_count("--batch", batch, MOST_REQUESTS)
     loaded = None if results is None else load_results(results)
+    usual_bytes = _USUAL_BYTES if loaded is None else float(loaded.run["plan"]["kv_bytes"])
+    number_bytes = usual_bytes if number_bytes is None else _number_bytes(number_bytes)
     found = _model(model, (layers, kv_heads, head_dim), loaded)
     if weights_bytes is not None:
         found = dataclasses.replace(found, weight_bytes=parse_size(weights_bytes))
     fractions = _fractions(kept)
     data = planned(
         found,
-        asked(fractions) if loaded is None else measured(loaded, fractions, policy),
+        asked(fractions)
+        if loaded is None
+        else measured(loaded, fractions, policy, number_bytes=number_bytes),
         num_tokens=_context(context, found),
         memory_bytes=None if memory is None else parse_size(memory),
         batch=_USUAL_BATCH if batch is None else batch,
@@ -87,17 +107,42 @@ def plan(
     emit(data, text_of(data), as_json=as_json)
 
 
+def _check_count(option: str, given: int | None, most: int) -> None:
+    """Refuse what is no count, or larger than anything that is planned for."""
+    from tracekit.errors import UsageError
+
+    if given is not None and not 1 <= given <= most:
+        msg = f"{option} is at least 1 and at most {most:,}."
+        raise UsageError(msg)
+
+
+def _number_bytes(number: float) -> float:
+    from tracekit.errors import UsageError
+
+    if not LEAST_BYTES <= number <= LARGEST_BYTES:
+        msg = (
+            f"--bytes is at least {LEAST_BYTES:g} and at most {LARGEST_BYTES:g}, unlike {number:g}."
+        )
+        raise UsageError(msg)
+    return number
+
+
 def _model(
     name: str | None, sizes: tuple[int | None, int | None, int | None], results: Results | None
 ) -> PlannedModel:
     """Return what is planned for: a named model, given sizes, or the recorded model."""
     from tracekit.cli.plan_numbers import PlannedModel
     from tracekit.errors import UsageError
-    from tracekit.measure.memory import CacheShape
+    from tracekit.measure.memory import MOST_LAYERS, CacheShape
 
+    options = ("--layers", "--kv-heads", "--head-dim")
+    for option, size, most in zip(
+        options, sizes, (MOST_LAYERS, MOST_HEADS, MOST_NUMBERS), strict=True
+    ):
+        _check_count(option, size, most)
     given = [one for one in sizes if one is not None]
-    if given and (name is not None or len(given) < len(sizes) or min(given) < 1):
-        msg = "--layers, --kv-heads and --head-dim go together, each at least 1, without --model."
+    if given and (name is not None or len(given) < len(sizes)):
+        msg = "--layers, --kv-heads and --head-dim go together, without --model."
         raise UsageError(msg)
     if given:
         num_layers, num_kv_heads, size = given
@@ -154,9 +199,10 @@ def _fractions(text: str) -> list[float]:
         found = [float(one) for one in text.split(",")]
     except ValueError:
         found = []
-    if not found or not all(0 < one <= 1 for one in found):
+    if not found or not all(LEAST_KEPT <= one <= 1 for one in found):
         msg = (
-            f"--kept is a fraction above 0 and at most 1, or several with commas, unlike {text!r}."
+            f"--kept is a fraction of at least {LEAST_KEPT:g} and at most 1, or several with commas, "
+            f"unlike {text!r}."
         )
         raise UsageError(msg)
     return found

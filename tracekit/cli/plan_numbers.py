@@ -54,15 +54,20 @@ def asked(fractions: list[float]) -> list[Kept]:
     return [Kept(name=f"kept {one:g}", asked_frac=one, kept_frac=one) for one in fractions]
 
 
-def measured(results: Results, fractions: list[float], policy: str | None) -> list[Kept]:
+def measured(
+    results: Results, fractions: list[float], policy: str | None, *, number_bytes: float
+) -> list[Kept]:
     """Return what causal policies kept, at the fraction nearest to each that was asked for.
+
+    ``number_bytes`` are planned for; what a policy kept was measured with those of the results.
 
     Raises
     ------
     InputError
         If the results hold no KV policy.
     UsageError
-        If ``policy`` frees no memory there, or does not exist.
+        If ``policy`` frees no memory there, or does not exist, or what it kept holds for other bytes
+        a number alone.
     """
     if not results.levels:
         msg = (
@@ -77,6 +82,7 @@ def measured(results: Results, fractions: list[float], policy: str | None) -> li
         known = ", ".join(sorted(curves)) or "none"
         msg = f"{results.folder} has no policy {policy!r} that frees memory; it has: {known}."
         raise UsageError(msg)
+    _refuse_twice(results, chosen, number_bytes)
     peaks = results.means("kv", "peak_frac", level=level)
     costs = _costs(results)
     found = {}
@@ -86,6 +92,19 @@ def measured(results: Results, fractions: list[float], policy: str | None) -> li
             cost = costs.get(point.cell, {})
             found[point.cell] = _kept(point, level, peaks.get(point.cell), cost)
     return list(found.values())
+
+
+def _refuse_twice(results: Results, chosen: dict[str, list[Point]], number_bytes: float) -> None:
+    """Refuse other bytes a number for quantised caches: smaller numbers would count twice."""
+    own = results.run["plan"]["kv_bytes"]
+    stacked = [name for name, curve in chosen.items() if any("+" in one.name for one in curve)]
+    if stacked and number_bytes != own:
+        msg = (
+            f"--bytes {number_bytes:g} does not go with {', '.join(stacked)}: what a quantised or "
+            f"low-rank cache kept was measured beside {own:g} bytes a number; leave out --bytes, or name "
+            "another policy with --policy."
+        )
+        raise UsageError(msg)
 
 
 def _kept(point: Point, level: str, peak_frac: float | None, cost: dict[str, Any]) -> Kept:

@@ -7,6 +7,9 @@ import re
 
 from tracekit.errors import UsageError
 
+MOST_BYTES = 10**24
+"""The largest size that is read: a million million terabytes."""
+
 _BYTES = {
     "": 1,
     "b": 1,
@@ -34,16 +37,20 @@ def parse_size(text: str) -> float:
     Raises
     ------
     UsageError
-        If it is no size above 0, or its unit does not tell 1000 from 1024.
+        If it is no size above 0 and at most ``MOST_BYTES``, or its unit does not tell 1000 from 1024.
     """
     number, unit = _split(text)
     if unit in _LETTERS:
         msg = f"the size {text!r} is not clear: write {_LETTERS[unit]}, 1000 or 1024 to a step."
         raise UsageError(msg)
-    if unit not in _BYTES or not 0 < number < math.inf:
-        msg = f"{text!r} is no size above 0 such as 80GiB, 24GB, 512MiB or 1e9."
+    size = number * _BYTES.get(unit, math.nan)
+    if not 0 < size <= MOST_BYTES:
+        msg = (
+            f"{text!r} is no size above 0 and at most {MOST_BYTES:.0e} bytes such as 80GiB, 24GB, "
+            "512MiB or 1e9."
+        )
         raise UsageError(msg)
-    return number * _BYTES[unit]
+    return size
 
 
 def parse_tokens(text: str) -> int:
@@ -52,12 +59,17 @@ def parse_tokens(text: str) -> int:
     Raises
     ------
     UsageError
-        If it is no whole number of tokens above 0.
+        If it is no whole number of tokens above 0 and at most ``memory.MOST_TOKENS``.
     """
+    from tracekit.measure.memory import MOST_TOKENS
+
     number, unit = _split(text)
     tokens = number * _TOKENS.get(unit, math.nan)
-    if not 1 <= tokens < 2**53 or tokens != int(tokens):
-        msg = f"{text!r} is no whole number of tokens above 0 such as 8192, 64k or 1M."
+    if not 1 <= tokens <= MOST_TOKENS or tokens != int(tokens):
+        msg = (
+            f"{text!r} is no whole number of tokens above 0 and at most {MOST_TOKENS:,} such as 8192, "
+            "64k or 1M."
+        )
         raise UsageError(msg)
     return int(tokens)
 

@@ -9,7 +9,6 @@ and what a policy must remember come on top.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -22,6 +21,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tracekit.spec import ModelSpec
+
+MOST_LAYERS = 1_000
+"""Layers of the deepest model that is planned for; building as many from a config takes 12 s."""
+
+MOST_TOKENS = 2**40
+"""Tokens of the longest text that is planned for: a million million."""
+
+_NO_END = 2**62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,28 +83,28 @@ class CacheShape:
         """Numbers that a token adds before any window is full."""
         return sum(layer.numbers_per_token for layer in self.layers)
 
-    @property
-    def growth(self) -> int:
-        """Numbers that a token adds once all windows are full."""
-        return sum(layer.numbers_per_token for layer in self.layers if layer.window is None)
+    def numbers(self, num_tokens: int) -> int:
+        """Return the numbers held after so many tokens, however large, states not counted."""
+        held = ((numbers, window) for window, numbers in self.by_window().items())
+        return sum(numbers * min(num_tokens, window) for numbers, window in held)
 
     def numbers_T(self, tokens_T: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers held after so many tokens, int64 [T], states not counted."""
         held_T = np.zeros(len(tokens_T), dtype=np.int64)
-        for window, numbers in sorted(self._by_window().items()):
+        for window, numbers in self.by_window().items():
             held_T += numbers * np.minimum(tokens_T, window)
         return held_T
 
-    def _by_window(self) -> dict[int, int]:
-        """Return the numbers a token adds to all layers of a window; no end is a very large one."""
+    def by_window(self) -> dict[int, int]:
+        """Return the numbers a token adds to all layers of a window, the shortest window first.
+
+        No end is a window that no text fills.
+        """
         found: dict[int, int] = {}
         for layer in self.layers:
             window = _NO_END if layer.window is None else layer.window
             found[window] = found.get(window, 0) + layer.numbers_per_token
-        return found
-
-
-_NO_END = 2**62
+        return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,22 +171,22 @@ class CachePlan:
         if batch < 1:
             msg = f"a batch has at least 1 request, unlike {batch}."
             raise UsageError(msg)
-        share = Fraction(room_bytes) / batch
-        growth = self.cache.growth * self._factor
-        windows = [layer.window for layer in self.cache.layers if layer.window is not None]
-        if not growth:
-            # All windows are full at the longest of them: from there on nothing grows.
-            if self._bytes(max(windows, default=0)) <= share:
-                return None
-            most = max(windows, default=0)
-        else:
-            most = max(0, math.floor(share / growth))
-        return bisect_right(range(1, most + 1), share, key=self._bytes)
+        left = Fraction(room_bytes) / batch - self.cache.state_bytes
+        if left < 0:
+            return 0
+        # Between the ends of two windows each token adds the same, less after each of them.
+        held, slope = 0, self.cache.numbers_per_token * self._factor
+        for window, numbers in self.cache.by_window().items():
+            more = math.floor(left / slope)
+            if held + more < window or window == _NO_END:
+                return held + more
+            left -= (window - held) * slope
+            held, slope = window, slope - numbers * self._factor
+        return None
 
     @property
     def _factor(self) -> Fraction:
         return Fraction(repr(self.bytes_per_number)) * Fraction(repr(self.kept_frac))
 
     def _bytes(self, num_tokens: int) -> Fraction:
-        numbers = int(self.cache.numbers_T(np.array([num_tokens]))[0])
-        return numbers * self._factor + self.cache.state_bytes
+        return self.cache.numbers(num_tokens) * self._factor + self.cache.state_bytes

@@ -8,29 +8,42 @@ states; nothing is believed of the config's own names.
 from __future__ import annotations
 
 import copy
+import json
 import re
+import socket
+import urllib.request
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from huggingface_hub.constants import ENDPOINT
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
 from tracekit.errors import InputError, ModelError
-from tracekit.measure.memory import CachedLayer, CacheShape
+from tracekit.measure.memory import MOST_LAYERS, MOST_TOKENS, CachedLayer, CacheShape
 from tracekit.model.builtin import BUILTIN_MODELS, find_builtin
 from tracekit.model.cache_bytes import cache_layers
 from tracekit.model.convert import converted
 from tracekit.model.probe import PROBE_TOKENS, watch
-from tracekit.model.refusals import reason
 from tracekit.model.versions import quiet
 
 if TYPE_CHECKING:
     from tracekit.model.probe import Seen
+
+_LONGEST = 300
+"""Letters of what a library says that a sentence repeats."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 """What may be a hub id: a name, or an owner and a name; anything else is a path."""
@@ -56,7 +69,7 @@ class ConfiguredModel:
     dtype
         Type that the config names; float32 where it names none.
     longest_tokens
-        Positions that the config names; None if it names none.
+        Positions that the config names; None if it names none, or no number of them.
     """
 
     name: str
@@ -95,7 +108,8 @@ def of_config(name: str, config: Any) -> ConfiguredModel:
     Raises
     ------
     ModelError
-        If it is no causal decoder with a cache, or cannot be built from its config.
+        If it is no causal decoder with a cache, has no layers or more than ``MOST_LAYERS``, or cannot
+        be built from its config.
     """
     if config.is_encoder_decoder:
         msg = (
@@ -103,6 +117,14 @@ def of_config(name: str, config: Any) -> ConfiguredModel:
         )
         raise ModelError(msg)
     text = config.get_text_config(decoder=True)
+    num_layers = getattr(text, "num_hidden_layers", None)
+    longest = getattr(text, "max_position_embeddings", None)
+    if not num_layers or not 1 <= num_layers <= MOST_LAYERS:
+        msg = (
+            f"the config of {name} names {num_layers} layers (num_hidden_layers); planned are 1 to "
+            f"{MOST_LAYERS:,}: mend it there."
+        )
+        raise ModelError(msg)
     dtype = config.dtype or text.dtype or torch.float32
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     model, seen = _watched(name, config)
@@ -115,11 +137,11 @@ def of_config(name: str, config: Any) -> ConfiguredModel:
         name=name,
         model_type=config.model_type,
         cache=_cache(seen),
-        num_layers=text.num_hidden_layers,
+        num_layers=num_layers,
         num_parameters=num_parameters,
         num_weight_bytes=None if is_quantised else num_parameters * dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
-        longest_tokens=getattr(text, "max_position_embeddings", None),
+        longest_tokens=longest if longest and 1 <= longest <= MOST_TOKENS else None,
     )
 
 
@@ -129,13 +151,63 @@ def _find(name: str) -> Any:
         msg = "the model has no name; give a built-in name, a folder, a config.json or a hub id."
         raise InputError(msg)
     place: str | Path = _folder(name)
-    options = {"trust_remote_code": False, "local_files_only": isinstance(place, Path)}
+    if isinstance(place, Path):
+        _check_file(place)
+        is_local = True
+    else:
+        is_local = not _hub_has_address()
     try:
-        return AutoConfig.from_pretrained(place, **options)
+        return AutoConfig.from_pretrained(place, trust_remote_code=False, local_files_only=is_local)
     except Exception as error:
-        # No such id, no network, no JSON, an unknown type: each is an error of its own library.
-        msg = f"the config of {name} cannot be read: {reason(error)}; check the name or the file."
+        # No such id, no network, fields of a wrong type: each is an error of its own library.
+        if is_local and not isinstance(place, Path):
+            msg = (
+                f"there is no folder or built-in model {name}, the hub ({ENDPOINT}) has no address "
+                "here, and its cache lacks it; check the name or the network."
+            )
+            raise InputError(msg) from error
+        msg = f"the config of {name} cannot be read: {_said(error)}; check the name or the file."
         raise InputError(msg) from error
+
+
+def _check_file(place: Path) -> None:
+    """Refuse a folder without a config, and a file that is none: the library's words do not tell."""
+    file = place / "config.json" if place.is_dir() else place
+    try:
+        data = json.loads(file.read_bytes())
+    except OSError as error:
+        msg = f"{file} cannot be read ({error.strerror}); give a model's folder or its config.json."
+        raise InputError(msg) from error
+    except (ValueError, RecursionError) as error:
+        msg = f"{file} is no valid JSON ({error}); give a model's folder or its config.json."
+        raise InputError(msg) from error
+    kind = data.get("model_type") if type(data) is dict else None
+    if type(kind) is not str:
+        msg = f"{file} names no model_type: it is no config of transformers; give another file."
+        raise InputError(msg)
+    if kind not in CONFIG_MAPPING:
+        msg = (
+            f"{file} has the model_type {kind!r}, unknown to transformers {version('transformers')}; "
+            "install a version that has it, or give --layers, --kv-heads and --head-dim instead."
+        )
+        raise InputError(msg)
+
+
+def _hub_has_address() -> bool:
+    """Whether the hub's host has an address: else only the cache is asked, and nothing tried again."""
+    if urllib.request.getproxies():
+        return True  # The proxy looks names up.
+    try:
+        socket.getaddrinfo(urlsplit(ENDPOINT).hostname, None)
+    except OSError:
+        return False
+    return True
+
+
+def _said(error: Exception) -> str:
+    """Return what a library says, on one line: what is wrong stands on its later lines."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _folder(name: str) -> Path | str:
@@ -168,7 +240,7 @@ def _watched(name: str, config: Any) -> tuple[Any, Seen]:
     except Exception as error:
         # Unknown or damaged configs, code that needs real numbers: errors of several libraries.
         msg = (
-            f"{name} ({config.model_type}) cannot be built from its config: {reason(error)}; give "
+            f"{name} ({config.model_type}) cannot be built from its config: {_said(error)}; give "
             "--layers, --kv-heads and --head-dim instead."
         )
         raise ModelError(msg) from error

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
-
 from tracekit import schema
 from tracekit.errors import InputError
-from tracekit.report.frames import read_frame
-from tracekit.schema import ANY, KV_RESULTS, SUMMARY, Table
+from tracekit.report.frames import read_frame, read_part
+from tracekit.schema import ALL, ANY, KV_RESULTS, SUMMARY, Table
 from tracekit.simulate.folder import read_run
 from tracekit.simulate.lengths import LENGTHS
 from tracekit.spec import ModelSpec
@@ -36,6 +34,12 @@ KEY_MEASURES = {
 
 _ANSWERS = (schema.SUMMARY, schema.LAYER_SUMMARY, schema.ATTENTION_RESULTS)
 """Tables of which one at least must have rows."""
+
+_OF_LAYER = (
+    *("sequence_id", "family", "policy", "level", "layer", "kv_head"),
+    *("target_frac", "num_evicted", "is_idle", "output_error"),
+)
+"""What is read of single layers and heads: they are most of the rows."""
 
 _WHOLE = 0.9995  # Kept fraction from which a policy is the full cache.
 
@@ -110,15 +114,14 @@ class Results:
         return self.table(SUMMARY)
 
     @cached_property
-    def kv(self) -> pd.DataFrame:
-        """Rows of ``schema.KV_RESULTS`` over all steps together, at all levels, layers and heads."""
-        return read_frame(self.folder, KV_RESULTS, where=pc.field("steps") == ANY)
+    def whole(self) -> pd.DataFrame:
+        """Rows of ``schema.KV_RESULTS`` of all layers, heads and steps together, at all levels."""
+        return read_part(self.folder, KV_RESULTS, steps=ANY, layer=ALL, kv_head=ALL)
 
     @cached_property
-    def whole(self) -> pd.DataFrame:
-        """Rows of ``kv`` of all layers and heads together: a policy on a sequence, at a level."""
-        of_all = (self.kv["layer"] == schema.ALL) & (self.kv["kv_head"] == schema.ALL)
-        return self.kv[of_all].reset_index(drop=True)
+    def kv(self) -> pd.DataFrame:
+        """Rows by layer and head at level local, over all steps, with what tells their error."""
+        return read_part(self.folder, KV_RESULTS, _OF_LAYER, steps=ANY, level="local")
 
     @cached_property
     def levels(self) -> tuple[str, ...]:
@@ -235,9 +238,17 @@ def load_results(folder: Path) -> Results:
     Raises
     ------
     InputError
-        If it is no results folder, of another schema version, damaged, or without any result.
+        If it is no results folder, of another schema version, damaged, unfinished, or without any
+        result.
     """
     run = read_run(folder)
+    # Older results do not say whether they are finished.
+    if not run.get("finished", True):
+        msg = (
+            f"{folder} is unfinished: its simulation still runs or was stopped before its tables were "
+            "collected; run the same tracekit simulate again into it, which keeps what is done."
+        )
+        raise InputError(msg)
     try:
         spec = ModelSpec.from_json(run["trace"]["spec"])
     except (KeyError, TypeError) as error:

@@ -44,9 +44,7 @@ def write_report(results: Path, out: Path, options: Options | None = None) -> Pa
         If the folder holds no results that this version reads, or ``out`` cannot be written.
     """
     out = Path(out)
-    if not out.name or out.is_dir():
-        msg = f"{out} is a folder; give -o an HTML file."
-        raise InputError(msg)
+    _refuse_target(out)
     loaded = load_results(Path(results))
     sections = _sections(loaded, options or Options())
     figures = [part for one in sections for part in one.parts() if isinstance(part, Figure)]
@@ -60,9 +58,29 @@ def write_report(results: Path, out: Path, options: Options | None = None) -> Pa
         # Lone surrogates have no UTF-8 form: they are written out as escapes.
         _write(out, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
-        msg = f"The report {out} cannot be written ({error.strerror}); choose another place."
-        raise InputError(msg) from error
+        raise _unwritable(out, error) from error
     return out
+
+
+def _refuse_target(out: Path) -> None:
+    """Refuse what is no file, for it is replaced: a device or a pipe would be gone."""
+    if not out.name:
+        msg = f"-o names no file ({out} is a folder); give it an HTML file such as report.html."
+        raise InputError(msg)
+    try:
+        is_other = out.exists() and not out.is_file()
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    if is_other:
+        what = "a folder" if out.is_dir() else "no regular file"
+        msg = f"{out} is {what}; give -o an HTML file."
+        raise InputError(msg)
+
+
+def _unwritable(out: Path, error: OSError) -> InputError:
+    return InputError(
+        f"The report {out} cannot be written ({error.strerror}); choose another place."
+    )
 
 
 def _write(path: Path, content: bytes) -> None:

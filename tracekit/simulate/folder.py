@@ -16,18 +16,43 @@ if TYPE_CHECKING:
 
     from tracekit.schema import Table
 
-_RUN_KEYS = (
-    "tracekit_version",
-    "versions",
-    "command",
-    "seed",
-    "created",
-    "trace",
-    "sequences",
-    "plan",
-    "skipped",
-    "failed",
-)
+_KEYS: dict[str, tuple[str, ...]] = {
+    "": (
+        "tracekit_version",
+        "versions",
+        "command",
+        "seed",
+        "created",
+        "trace",
+        "sequences",
+        "plan",
+        "skipped",
+        "failed",
+    ),
+    "trace": ("path", "run_id", "created", "host", "capture", "sampler", "spec"),
+    "plan": ("kv", "vocab", "sizes", "levels", "kv_bytes"),
+}
+"""What ``run.json`` says at its top and in its parts; what older results lack is not among it."""
+
+_ROW_KEYS: dict[str, tuple[str, ...]] = {
+    "sequences": (
+        "sequence_id",
+        "prompt_id",
+        "domain",
+        "num_tokens",
+        "context_end",
+        "prompt_end",
+        "finish_reason",
+        "text_source",
+        "num_scored",
+        "mean_entropy_nats",
+        "prompt_sha256",
+        "tokens_sha256",
+    ),
+    "skipped": ("what", "sequence_id", "why"),
+    "failed": ("cell", "why"),
+}
+"""What each row of its lists says."""
 
 
 def read_run(folder: Path) -> dict[str, Any]:
@@ -54,11 +79,33 @@ def read_run(folder: Path) -> dict[str, Any]:
             "run tracekit simulate into a new folder."
         )
         raise InputError(msg)
-    if missing := [key for key in _RUN_KEYS if key not in run]:
+    if missing := _missing(run):
         msg = f"{path} lacks {', '.join(missing)}; simulate again."
         raise InputError(msg)
     found: dict[str, Any] = run
     return found
+
+
+def _missing(run: dict[str, Any]) -> list[str]:
+    """Return the names of what a run lacks; of its lists those of the first row that lacks any."""
+    missing = []
+    for part, keys in _KEYS.items():
+        missing += _lacks(part, run[part] if part else run, keys)
+        if missing and not part:
+            return missing
+    for part, keys in _ROW_KEYS.items():
+        if type(run[part]) is not list:
+            missing.append(part)
+            continue
+        rows = (_lacks(f"{part}[{at}]", row, keys) for at, row in enumerate(run[part]))
+        missing += next(filter(None, rows), [])
+    return missing
+
+
+def _lacks(name: str, held: Any, keys: Sequence[str]) -> list[str]:
+    """Return which keys something lacks, all of them where it is no table, with its name before."""
+    has = held if type(held) is dict else {}
+    return [f"{name}.{key}".lstrip(".") for key in keys if key not in has]
 
 
 def read_table(

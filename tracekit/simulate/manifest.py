@@ -59,6 +59,8 @@ def make_manifest(trace: Trace, plan: Plan) -> dict[str, Any]:
         "calibrated": list(choose_calibrated(trace.sequences, plan.calibrate or 0, plan.seed)),
         "skipped": [],
         "failed": [],
+        # What is read after a crash must not be taken for all that was asked for.
+        "finished": False,
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,7 +91,7 @@ def simulate(
         _tell(progress, skipped, failed)
         collect(trace, results, plan, done)
         fitted = _fit(trace, plan, progress, results)
-        results.write_run(skipped=skipped, failed=failed, fitted=fitted)
+        results.write_run(skipped=skipped, failed=failed, fitted=fitted, finished=True)
     computed = sum(one.num_computed for one in done)
     found = sum(one.num_found for one in done)
     return Simulated(out, computed, found, tuple(skipped), tuple(failed), fitted)
@@ -111,9 +110,12 @@ def _tell(progress: Progress, skipped: list[dict[str, str]], failed: list[dict[s
     """Say what failed, and which policies do not apply to how many sequences, and why."""
     for failure in failed:
         progress.say(f"cell {failure['cell']} failed: {failure['why']}")
-    counts = Counter((one["what"], one["why"]) for one in skipped)
-    for (what, why), count in counts.items():
-        progress.say(f"{what} does not apply to {count} sequences: {why}")
+    # A policy is skipped at each level; a sequence is counted once.
+    sequences: dict[tuple[str, str], set[str]] = {}
+    for one in skipped:
+        sequences.setdefault((one["what"], one["why"]), set()).add(one["sequence_id"])
+    for (what, why), found in sequences.items():
+        progress.say(f"{what} does not apply to {len(found)} sequences: {why}")
 
 
 def _fit(trace: Trace, plan: Plan, progress: Progress, results: Results) -> str | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.measure.stats import MIN_SEQUENCES
 from tracekit.report.answers.answer import Answer
+from tracekit.report.answers.certified import certified
 from tracekit.report.formats import percent
 from tracekit.report.verdict.breaking import first_to_break
+from tracekit.report.verdict.prompts import by_prompt
 from tracekit.report.verdict.ranking import ranking
-from tracekit.report.verdict.yardstick import CHANCE, RECENCY, evicts, judging
+from tracekit.report.verdict.yardstick import CHANCE, DOMAIN_PROMPTS, RECENCY, evicts, judging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from tracekit.report.verdict.yardstick import Yardstick
 
 _NONE_FREES = "No policy that frees memory was replayed"
-_THIN = f"there are fewer than {MIN_SEQUENCES} sequences, so nothing can pass"
 
 
 def kv_answer(results: Results, options: Options, rankings: Sequence[Ranking]) -> Answer | None:
@@ -42,7 +42,8 @@ def kv_answer(results: Results, options: Options, rankings: Sequence[Ranking]) -
     if chosen is None:
         return None
     ranked = next(one for one in rankings if one.yardstick == chosen)
-    findings = _findings(results, ranked) if ranked.points else []
+    findings = [("Held to other prompts", certified(results, options))]
+    findings += _findings(results, ranked) if ranked.points else []
     findings += _recall(results, chosen)
     findings += [
         (f"Level {one.yardstick.level}, judged apart", _least(one))
@@ -60,6 +61,8 @@ def kv_answer(results: Results, options: Options, rankings: Sequence[Ranking]) -
 def _findings(results: Results, ranked: Ranking) -> list[tuple[str, str]]:
     """Return where it breaks, what chance and recency do, and which domain breaks first."""
     domains = ("Domains", first_to_break(results, ranked.yardstick))
+    if ranked.is_thin:
+        return [domains]
     if not ranked.passed:
         return [("Least loss", _closest(ranked)), domains]
     return [
@@ -77,11 +80,12 @@ def _rule(yardstick: Yardstick) -> str:
         else ""
     )
     return (
-        f"Rule, at the highest level with {MIN_SEQUENCES} sequences or more, else the lowest, here "
-        f"{yardstick.level}: the smallest measured kept fraction from which on the upper end of the 95\u00a0% interval "
-        f"of the {yardstick.name} stays below {yardstick.write(yardstick.bound)}{yardstick.unit}. "
-        "Nothing is interpolated; levels are never mixed; bounds are never named. In brackets: "
-        f"bootstrap interval over n sequences.{local}"
+        f"Rule, at the highest level with {DOMAIN_PROMPTS} prompts or more (below that there are leads "
+        f"and no verdict), here {yardstick.level}: the smallest measured kept fraction from which on "
+        f"the upper end of the 95\u00a0% interval of the {yardstick.name} stays below "
+        f"{yardstick.write(yardstick.bound)}{yardstick.unit}. The policy is chosen and judged on the "
+        "same prompts. Nothing is interpolated; levels are never mixed; bounds are never named. In "
+        f"brackets: bootstrap interval over n prompts, the samples of one averaged first.{local}"
     )
 
 
@@ -92,14 +96,14 @@ def _verdict(results: Results, ranked: Ranking) -> str:
     if not ranked.points:
         return f"{_NONE_FREES}, so no kept fraction can be judged."
     if ranked.is_thin:
-        return f"No verdict at level {yardstick.level}: {_THIN}. Record more prompts."
+        return f"No verdict at level {yardstick.level}: {_thin(ranked)}. Record more prompts."
     if not ranked.passed:
         nearest = _at(ranked.failed[0], yardstick)
         return f"{on} keeps its output with no policy at any measured fraction. The nearest is {nearest}."
     best = ranked.passed[0]
     text = (
         f"{on} keeps its output at {percent(best.x)} of the cache with {best.family} "
-        f"({yardstick.told(best)}, level {yardstick.level})."
+        f"({yardstick.told(best)}, level {yardstick.level}); {_above(results, best, yardstick)}."
     )
     if evicts(best):
         return text
@@ -108,8 +112,24 @@ def _verdict(results: Results, ranked: Ranking) -> str:
     return (
         f"{text} That stores all entries in fewer bytes. Of policies that evict, "
         f"{ranked.evicting.family} needs the least: {percent(ranked.evicting.x)} "
-        f"({yardstick.told(ranked.evicting)})."
+        f"({yardstick.told(ranked.evicting)}); {_above(results, ranked.evicting, yardstick)}."
     )
+
+
+def _above(results: Results, point: Point, yardstick: Yardstick) -> str:
+    """Return how many prompts lie above the bound under a policy whose mean does not."""
+    losses = by_prompt(results, yardstick.level, yardstick.measure, point.name)
+    return (
+        f"above the bound of {yardstick.write(yardstick.bound)}: "
+        f"{int((losses > yardstick.bound).sum())} of {len(losses)} prompts"
+    )
+
+
+def _thin(ranked: Ranking) -> str:
+    """Return how many prompts there are and are needed, and a lead."""
+    most = max(point.n for point in ranked.points)
+    lead = f"; as a lead, {_at(ranked.lead, ranked.yardstick)}" if ranked.lead else ""
+    return f"{most} prompt{'s' * (most != 1)}, {DOMAIN_PROMPTS} needed{lead}"
 
 
 def _at(point: Point, yardstick: Yardstick) -> str:
@@ -123,7 +143,7 @@ def _recall(results: Results, yardstick: Yardstick) -> list[tuple[str, str]]:
         return []
     told = "no policy of recall passes at any measured read fraction."
     if ranked.is_thin:
-        told = f"no verdict: {_THIN}."
+        told = f"no verdict: {_thin(ranked)}."
     elif ranked.passed:
         best = ranked.passed[0]
         told = (
@@ -138,7 +158,7 @@ def _least(ranked: Ranking) -> str:
     if not ranked.points:
         return f"{_NONE_FREES[0].lower()}{_NONE_FREES[1:]}."
     if ranked.is_thin:
-        return f"no verdict: {_THIN}."
+        return f"no verdict: {_thin(ranked)}."
     if not ranked.passed:
         nearest = _at(ranked.failed[0], ranked.yardstick)
         return f"no policy passes at any measured fraction; the nearest is {nearest}."
@@ -160,7 +180,8 @@ def _below(ranked: Ranking) -> str:
 
 def _closest(ranked: Ranking) -> str:
     """Return the point that loses least, where nothing passes."""
-    least = min(ranked.points, key=lambda point: (point.mean, point.family))
+    able = filter(ranked.yardstick.judges, ranked.points)
+    least = min(able, key=lambda point: (point.mean, point.family))
     return f"of all points measured {_at(least, ranked.yardstick)}, {_bound(ranked.yardstick)}."
 
 
@@ -171,13 +192,18 @@ def _bound(yardstick: Yardstick) -> str:
 def _references(ranked: Ranking) -> str:
     """Return where chance and recency pass: what a score must beat."""
     names = {CHANCE: "evicting at random", RECENCY: "keeping sinks and the newest tokens"}
-    tried = {point.family for point in (*ranked.passed, *ranked.failed)}
+    tried = {point.family: point.n for point in ranked.points}
+    judged = {point.family for point in (*ranked.passed, *ranked.failed)}
     least = ranked.evicting
     parts = []
     for family, meaning in names.items():
         point = ranked.of(family)
         if family not in tried:
             parts.append(f"{family} was not run")
+        elif family not in judged:
+            parts.append(
+                f"{family} is not judged: {tried[family]} prompts, {DOMAIN_PROMPTS} needed"
+            )
         elif point is None:
             parts.append(f"{meaning} ({family}) passes nowhere")
         else:

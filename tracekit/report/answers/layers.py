@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def layer_answer(results: Results) -> Answer | None:
-    """Return which layer minds most under each rule that was swept; None without a sweep."""
+    """Return which layers stand out under each rule that was swept; None without a sweep."""
     rows = results.table(schema.LAYER_SUMMARY)
     layers = rows[(rows["kv_head"] == schema.ALL) & rows["kl_nats"].notna()]
     found = [
@@ -27,7 +27,7 @@ def layer_answer(results: Results) -> Answer | None:
         return None
     (rule, verdict), *others = found
     return Answer(
-        question="Which layers mind most?",
+        question="Which layers mind more than the others?",
         verdict=f"Under {rule}: {verdict}",
         findings=tuple(others),
         rule=(
@@ -39,16 +39,30 @@ def layer_answer(results: Results) -> Answer | None:
 
 
 def _layers(ranked: pd.DataFrame) -> str:
-    """Return the most sensitive layer and how many are to be protected."""
-    first = ranked.iloc[0]
-    ends = f" [{short(first['low'])}, {short(first['high'])}]" if not pd.isna(first["low"]) else ""
-    protected = ranked.loc[ranked["is_protected"].eq(True), "layer"].sort_values()
-    listed = ", ".join(map(str, protected)) or "none"
-    if ranked["is_protected"].isna().all():
-        listed = "no claim, there are too few sequences"
-    share = "" if pd.isna(first["share"]) else f", {percent(first['share'])} of the sum over layers"
+    """Return the layers that stand out, most sensitive first; else that none does, and a lead."""
+    protected = ranked[ranked["is_protected"].eq(True)]
+    if len(protected):
+        listed = ", ".join(map(str, protected["layer"]))
+        words = (
+            f"{_of(len(protected), len(ranked))} stand{'s' * (len(protected) == 1)} out: {listed}"
+        )
+        return f"{words}. Most: {_told(protected.iloc[0])}."
+    why = (
+        "no claim, there are too few sequences"
+        if ranked["is_protected"].isna().all()
+        else f"no layer of {len(ranked)} stands out"
+    )
+    return f"{why}. The largest mean, no finding: {_told(ranked.iloc[0])}."
+
+
+def _of(num: int, total: int) -> str:
+    return f"{num} layer{'s' * (num != 1)} of {total}"
+
+
+def _told(row: pd.Series[Any]) -> str:
+    ends = f" [{short(row['low'])}, {short(row['high'])}]" if not pd.isna(row["low"]) else ""
+    share = "" if pd.isna(row["share"]) else f", {percent(row['share'])} of the sum over layers"
     return (
-        f"layer {first['layer']} minds most, KL {short(first['kl_nats'])}\u00a0nats a token{ends}"
-        f"{share} (n\u00a0=\u00a0{first['n']}, level {first['level']}); to be protected of "
-        f"{len(ranked)}: {listed}."
+        f"layer {row['layer']}, KL {short(row['kl_nats'])}\u00a0nats a token{ends}{share} "
+        f"(n\u00a0=\u00a0{row['n']}, level {row['level']})"
     )

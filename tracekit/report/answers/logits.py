@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tracekit import schema
-from tracekit.measure.stats import MIN_SEQUENCES
 from tracekit.report.answers.answer import Answer
 from tracekit.report.estimates import between
 from tracekit.report.formats import count, percent
 from tracekit.report.verdict.ranking import smallest
 from tracekit.report.verdict.schemes import short_names
+from tracekit.report.verdict.yardstick import DOMAIN_PROMPTS
 from tracekit.simulate.scheme_name import scheme_name
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ def vocab_answer(results: Results) -> Answer | None:
         sentences = list(_cheapest(results))
         rule = (
             "Rule: the smallest measured size from which on the most likely token is a candidate in "
-            f"at least {percent(HIT_BOUND, 0)} of steps, the interval included, least bytes first; "
-            "chosen and judged on the same sequences. Bounds are never named."
+            f"at least {percent(HIT_BOUND, 0)} of steps, the interval included, on {DOMAIN_PROMPTS} "
+            "sequences or more, least bytes first; chosen and judged on the same sequences. Bounds are "
+            "never named."
         )
     if not sentences:
         return None
@@ -69,6 +70,17 @@ def _judged(row: Mapping[Any, Any], short: Mapping[str, str]) -> str:
         f"{count(row['size'])} for {percent(row['cost_frac'])} of the head's bytes: "
         f"{percent(row['hit_argmax'])}{ends} on {count(row['n'])} prompts that did not choose it, "
         f"{count(row['num_steps'])} steps, {count(row['set_size_mean'])} candidates in the mean."
+        f"{_none_missed(row)}"
+    )
+
+
+def _none_missed(row: Mapping[Any, Any]) -> str:
+    """Return what the lower end goes by where nothing was missed, for resamples then know nothing."""
+    if row["hit_argmax"] < 1:
+        return ""
+    return (
+        f" None was missed: the lower end is 1 \u2212 3 / {count(row['num_steps'])} steps, as if steps "
+        "were independent."
     )
 
 
@@ -84,8 +96,9 @@ def _cheapest(results: Results) -> Iterator[str]:
         if point is not None and costs.get(point.cell, math.inf) < 1:
             able.append((costs[point.cell], point.family, point))
     hits = percent(HIT_BOUND, 0)
-    if all(point.n < MIN_SEQUENCES for curve in curves.values() for point in curve):
-        yield f"No verdict: there are fewer than {MIN_SEQUENCES} sequences, so nothing can pass."
+    most = max((point.n for curve in curves.values() for point in curve), default=0)
+    if most < DOMAIN_PROMPTS:
+        yield f"No verdict: {most} sequences, {DOMAIN_PROMPTS} needed."
         return
     if not able:
         yield f"No estimator keeps {hits} of the most likely tokens for less than the full head."
@@ -100,4 +113,4 @@ def _cheapest(results: Results) -> Iterator[str]:
 
 def _keeps(point: Point) -> bool:
     """Return whether the lower end of the interval keeps enough; never without one."""
-    return point.low >= HIT_BOUND
+    return point.low >= HIT_BOUND and point.n >= DOMAIN_PROMPTS

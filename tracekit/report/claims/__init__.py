@@ -37,7 +37,11 @@ def claims_table(results: Results, options: Options) -> Details:
     summary = ", ".join(f"{number_of} {verdict}" for verdict, number_of in counts.items())
     table = HtmlTable(
         name="answer-claims",
-        caption="Claims under test; each verdict is that of its rule on these data alone",
+        caption=(
+            "Claims under test; each verdict is that of its rule on these data alone. Supported: the "
+            "95\u00a0% interval lies wholly on the side that the rule names; not supported: wholly on "
+            "the other; else it cannot be told, which is no evidence of no difference"
+        ),
         columns=tuple(map(text_column, ("claim", "verdict", "what these data say", "n", "rule"))),
         rows=rows,
     )

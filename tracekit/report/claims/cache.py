@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from tracekit import schema
-from tracekit.measure.stats import MIN_SEQUENCES
 from tracekit.report.claims.claim import (
-    REFUTED,
-    SUPPORTED,
-    UNTOLD,
     Claim,
     Said,
     claim,
     untold,
+    verdict_of,
 )
 from tracekit.report.estimates import between
 from tracekit.report.formats import percent
-from tracekit.report.verdict.compared import at_fraction, difference, prompts
-from tracekit.report.verdict.ranking import ranking
+from tracekit.report.verdict.compared import at_fraction, difference, least_loss
+from tracekit.report.verdict.groups import group_difference
+from tracekit.report.verdict.prompts import by_prompt, over_prompts, prompt_of, prompts
+from tracekit.report.verdict.sides import all_of, any_of, is_below
 from tracekit.report.verdict.yardstick import (
     CHANCE,
     COMPARED_FRAC,
     DOMAIN_PROMPTS,
     KEPT_TOLERANCE,
     RECENCY,
+    evicts,
     judging,
     yardsticks,
 )
@@ -48,28 +47,29 @@ REASONING = ("arithmetic", "math", "mathematics", "reasoning")
 _LONG = ">= 16k"
 """Length bucket that is surely above 8 K tokens."""
 
-_FEW = f"fewer than {MIN_SEQUENCES} sequences"
-
 
 def _dropped(results: Results, yardstick: Yardstick, domain: str) -> Said:
-    """Return whether an evicting policy passes where at most ``KEPT_CLAIMED`` is held."""
+    """Return whether the loss lies below the bound where at most ``KEPT_CLAIMED`` is held."""
     curves = results.methods("kv", yardstick.measure, level=yardstick.level, domain=domain)
     points = [
-        point
+        over_prompts(results, point, domain=domain)
         for curve in curves.values()
         for point in curve
-        if not point.target >= 1 and point.x <= KEPT_CLAIMED + KEPT_TOLERANCE
+        if evicts(point) and point.x <= KEPT_CLAIMED + KEPT_TOLERANCE
     ]
     if not points:
         return untold(
             f"no policy was measured at {percent(KEPT_CLAIMED)} kept or less, "
             f"level {yardstick.level}"
         )
-    best = min(points, key=lambda point: (point.high, point.mean, point.family))
-    if math.isnan(best.high):
-        return untold(f"{_FEW} at level {yardstick.level}")
+    able = [point for point in points if yardstick.judges(point)]
+    if not able:
+        most = max(point.n for point in points)
+        return untold(f"{most} prompts at level {yardstick.level}, {DOMAIN_PROMPTS} needed")
+    best = min(able, key=lambda point: (point.high, point.mean, point.family))
+    side = any_of(is_below(point.low, point.high, yardstick.bound) for point in able)
     return Said(
-        SUPPORTED if yardstick.passes(best) else REFUTED,
+        verdict_of(side),
         f"the best at {percent(KEPT_CLAIMED)} or less is {best.family} at {percent(best.x)}: "
         f"{yardstick.told(best)}, level {yardstick.level}",
         str(best.n),
@@ -77,9 +77,9 @@ def _dropped(results: Results, yardstick: Yardstick, domain: str) -> Said:
 
 
 _DROPPED = (
-    f"supported if a policy that evicts holds {percent(KEPT_CLAIMED)} or less (within "
-    f"{percent(KEPT_TOLERANCE)}) and the interval ends below the bound of the level, not supported "
-    "if one was measured there and none passes"
+    f"of policies that evict and hold {percent(KEPT_CLAIMED)} or less (within "
+    f"{percent(KEPT_TOLERANCE)}), on {DOMAIN_PROMPTS} prompts or more: supported if the loss of one "
+    "lies below the bound of the level with its interval, not supported if that of each lies above"
 )
 
 
@@ -113,9 +113,9 @@ def reasoning_intact(results: Results, options: Options) -> Said:
     rule=(
         f"asked to keep {percent(COMPARED_FRAC)}: supported if some policy that scores attention "
         "loses less than chance, and some less than recency, at no larger kept fraction (within "
-        f"{percent(KEPT_TOLERANCE)}), both paired intervals below 0; not supported if against one "
-        "of the two every such policy has an interval above 0 or across it; the best is chosen and judged on the "
-        "same sequences"
+        f"{percent(KEPT_TOLERANCE)}), both paired intervals below 0; not supported if against one of "
+        "the two every such policy has an interval above 0; the best is chosen and judged on the "
+        f"same prompts, {DOMAIN_PROMPTS} or more"
     ),
 )
 def low_attention(results: Results, options: Options) -> Said:
@@ -125,18 +125,22 @@ def low_attention(results: Results, options: Options) -> Said:
     if yardstick is None or CHANCE not in points or RECENCY not in points:
         return untold(f"{CHANCE} and {RECENCY} were not both replayed")
     scored = [point for family, point in points.items() if _scores_attention(family)]
-    says, verdicts = [], []
+    says: list[str] = []
+    sides: list[bool | None] = []
     ns: list[int] = []
     for family in (CHANCE, RECENCY):
-        best = _best_gain(results, yardstick, scored, points[family])
-        if best is None:
-            return untold(f"no policy that scores attention holds as little as {family}")
-        point, gain = best
-        verdicts.append(_less(gain))
+        gains = _gains(results, yardstick, scored, points[family])
+        if not gains:
+            return untold(
+                f"no policy that scores attention holds as little as {family}, on {DOMAIN_PROMPTS} "
+                "prompts or more"
+            )
+        sides.append(any_of(is_below(gain.low, gain.high) for _, gain in gains))
+        point, gain = gains[0]
         ns.append(gain.n)
         says.append(f"{point.family} less {family}: {_write(gain, yardstick)}")
-    verdict = min(verdicts, key=(REFUTED, UNTOLD, SUPPORTED).index)
-    return Said(verdict, f"{'; '.join(says)}, level {yardstick.level}", str(min(ns)))
+    side = False if False in sides else all_of(sides)
+    return Said(verdict_of(side), f"{'; '.join(says)}, level {yardstick.level}", str(min(ns)))
 
 
 def _scores_attention(family: str) -> bool:
@@ -144,24 +148,14 @@ def _scores_attention(family: str) -> bool:
     return "+" not in family and family.partition(":")[0] in ATTENTION_SCORES
 
 
-def _best_gain(
+def _gains(
     results: Results, yardstick: Yardstick, points: list[Point], reference: Point
-) -> tuple[Point, Interval] | None:
-    """Return the policy whose loss less that of the reference has the lowest upper end."""
+) -> list[tuple[Point, Interval]]:
+    """Return the loss of each policy less that of the reference, the lowest upper end first."""
     fair = [point for point in points if point.x <= reference.x + KEPT_TOLERANCE]
     found = [(point, difference(results, yardstick, point, reference)) for point in fair]
-    return min(
-        found,
-        key=lambda one: (math.inf if one[1].high is None else one[1].high, one[0].family),
-        default=None,
-    )
-
-
-def _less(gain: Interval) -> str:
-    """Return the verdict on 'this is below 0'; an interval across 0 does not support it."""
-    if gain.high is None:
-        return UNTOLD
-    return SUPPORTED if gain.high < 0 else REFUTED
+    able = [one for one in found if one[1].n >= DOMAIN_PROMPTS]
+    return sorted(able, key=lambda one: (one[1].high or 0.0, one[0].family))
 
 
 def _write(found: Interval, yardstick: Yardstick) -> str:
@@ -172,25 +166,33 @@ def _write(found: Interval, yardstick: Yardstick) -> str:
 @claim(
     "Eviction pays above 8\u00a0K tokens",
     rule=(
-        "the best policy needs a smaller kept fraction in the length bucket of 16\u00a0K tokens and "
-        "more than in all together, both with intervals"
+        f"the best policy that evicts, asked to keep {percent(COMPARED_FRAC)}: its loss on prompts of "
+        f"16\u00a0K tokens and more less that on all others, {DOMAIN_PROMPTS} prompts or more of each; "
+        "supported if the interval is below 0, not supported if above"
     ),
 )
 def pays_when_long(results: Results, options: Options) -> Said:
     """Judge by the longest bucket; there is nothing to say without long sequences."""
     yardstick = judging(results, options)
     longest = max((one["num_tokens"] for one in results.run["sequences"]), default=0)
-    if yardstick is None or _LONG not in results.buckets("kv"):
+    best = least_loss(results, yardstick, COMPARED_FRAC) if yardstick else None
+    if yardstick is None or best is None or _LONG not in results.buckets("kv"):
         return untold(f"the longest sequence has {longest} tokens")
-    needs = [ranking(results, yardstick, bucket=bucket).evicting for bucket in (_LONG, schema.ANY)]
-    if any(point is None for point in needs):
-        return untold("no policy passes there")
-    long, everywhere = (point for point in needs if point is not None)
+    losses = by_prompt(results, yardstick.level, yardstick.measure, best.name)
+    rows = results.whole
+    long = set(prompt_of(rows.loc[rows["bucket"] == _LONG, "sequence_id"]))
+    is_long = losses.index.isin(long)
+    sizes = int(is_long.sum()), int((~is_long).sum())
+    if min(sizes) < DOMAIN_PROMPTS:
+        return untold(
+            f"{sizes[0]} long prompts and {sizes[1]} others, {DOMAIN_PROMPTS} needed of each"
+        )
+    groups = (losses[chosen].to_numpy() for chosen in (is_long, ~is_long))
+    more = group_difference(*groups, seed=results.run["seed"])
     return Said(
-        SUPPORTED if long.x < everywhere.x else REFUTED,
-        f"{percent(long.x)} there with {long.family}, {percent(everywhere.x)} over all with "
-        f"{everywhere.family}, level {yardstick.level}",
-        str(long.n),
+        verdict_of(is_below(more.low, more.high)),
+        f"{best.family}: {_write(more, yardstick)}, level {yardstick.level}",
+        f"{sizes[0]}, {sizes[1]}",
     )
 
 

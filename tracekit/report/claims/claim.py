@@ -64,8 +64,6 @@ def untold(why: str) -> Said:
     return Said(UNTOLD, why, "0")
 
 
-def signed_verdict(low: float | None, high: float | None) -> str:
-    """Return the verdict on 'this is above 0': by an interval on one side of 0."""
-    if low is None or high is None:
-        return UNTOLD
-    return SUPPORTED if low > 0 else REFUTED if high < 0 else UNTOLD
+def verdict_of(side: bool | None) -> str:
+    """Return the verdict on what is claimed, by the side on which the interval lies (``sides``)."""
+    return UNTOLD if side is None else SUPPORTED if side else REFUTED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tracekit import schema
-from tracekit.measure.stats import MIN_SEQUENCES, Interval, paired_difference
+from tracekit.measure.stats import MIN_SEQUENCES, paired_difference
 from tracekit.report.claims.claim import (
     REFUTED,
     SUPPORTED,
@@ -13,11 +13,12 @@ from tracekit.report.claims.claim import (
     Claim,
     Said,
     claim,
-    signed_verdict,
     untold,
+    verdict_of,
 )
 from tracekit.report.estimates import between, short
 from tracekit.report.formats import percent
+from tracekit.report.verdict.sides import all_of, is_above, is_below
 from tracekit.report.verdict.yardstick import yardsticks
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ SHALLOW_KEPT, DEEP_KEPT = 0.20, 0.70
     "Shallow layers tolerate most",
     rule=(
         "one layer changed at a time: the mean KL of the first third of layers less that of the "
-        "last third, by sequence; supported if the interval is below 0, not supported if above"
+        "last third, by sequence; supported if the interval is below 0 under every rule swept, not "
+        "supported if above 0 under every one"
     ),
 )
 def shallow_layers(results: Results, options: Options) -> Said:
@@ -46,21 +48,16 @@ def shallow_layers(results: Results, options: Options) -> Said:
     if rows.empty:
         return untold("no layer was changed alone (tracekit simulate --layers)")
     seed = results.run["seed"]
-    parts, verdicts, ns = [], [], []
+    parts, sides, ns = [], [], []
     for rule, swept in rows.groupby("rule", sort=True):
         first, last = _thirds(swept)
         found = paired_difference(first, last, seed=seed)
-        verdicts.append(_below_zero(found))
+        sides.append(is_below(found.low, found.high))
         ns.append(found.n)
         mean = 0.0 if found.mean is None else found.mean
         parts.append(f"{rule}: {short(mean)}\u00a0nats a token {between(found, short)}")
-    agreed = verdicts[0] if len(set(verdicts)) == 1 else UNTOLD
-    return Said(agreed, f"{'; '.join(parts)}, level {rows['level'].iloc[0]}", str(min(ns)))
-
-
-def _below_zero(found: Interval) -> str:
-    low, high = (None if end is None else -end for end in (found.high, found.low))
-    return signed_verdict(low, high)
+    says = f"{'; '.join(parts)}, level {rows['level'].iloc[0]}"
+    return Said(verdict_of(all_of(sides)), says, str(min(ns)))
 
 
 def _thirds(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -108,7 +105,7 @@ def tiers(results: Results, options: Options) -> Said:
     "Eviction and quantisation multiply their errors",
     rule=(
         "together less the sum of both alone, highest level: supported if the interval is above 0 "
-        "for all policies stacked, not supported if for none"
+        "for all policies stacked, not supported if below 0 for all"
     ),
 )
 def stacking_multiplies(results: Results, options: Options) -> Said:
@@ -119,15 +116,16 @@ def stacking_multiplies(results: Results, options: Options) -> Said:
         part = rows[rows["level"] == yardstick.level]
         if part.empty:
             continue
-        worse = int((part["low"] > 0).sum())
-        verdict = SUPPORTED if worse == len(part) else UNTOLD if worse else REFUTED
+        ends = part[["low", "high"]].itertuples(index=False, name=None)
+        sides = [is_above(low, high) for low, high in ends]
         most = part.sort_values(["interaction", "policy"]).iloc[-1]
         says = (
-            f"the interaction is above 0 for {worse} of {len(part)} stacked policies; the largest "
+            f"the interaction is above 0 for {sides.count(True)} of {len(part)} stacked policies, "
+            f"below 0 for {sides.count(False)}, not told for {sides.count(None)}; the largest "
             f"is {short(most['interaction'])} [{short(most['low'])}, {short(most['high'])}] "
             f"({most['measure']}, {most['policy']}), level {yardstick.level}"
         )
-        return Said(verdict, says, str(int(part["n"].min())))
+        return Said(verdict_of(all_of(sides)), says, str(int(part["n"].min())))
     return untold(f"no eviction was stacked with a transform on {MIN_SEQUENCES} sequences or more")
 
 

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 from tracekit import schema
 from tracekit.measure.stats import MIN_SEQUENCES, Interval, bootstrap_mean
 from tracekit.report.claims.claim import (
-    REFUTED,
-    SUPPORTED,
-    UNTOLD,
     Claim,
     Said,
     claim,
     share,
-    signed_verdict,
     untold,
+    verdict_of,
 )
 from tracekit.report.estimates import between
 from tracekit.report.formats import percent
-from tracekit.report.verdict.compared import at_fraction, prompt_of
+from tracekit.report.verdict.compared import least_loss
 from tracekit.report.verdict.controllers import points, timed_gains
+from tracekit.report.verdict.groups import group_difference
+from tracekit.report.verdict.prompts import prompt_of
 from tracekit.report.verdict.schemes import COMPARED_SIZE, best_scheme, of_scheme
+from tracekit.report.verdict.sides import all_of, is_above
 from tracekit.report.verdict.yardstick import COMPARED_FRAC, DOMAIN_PROMPTS, judging
 
 if TYPE_CHECKING:
@@ -72,16 +72,17 @@ def _attended(results: Results) -> pd.DataFrame:
 
 
 def _apart(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> str:
-    """Return the verdict on 'one is above the other': intervals that do not touch."""
-    if one["low"] > other["high"]:
-        return SUPPORTED
-    return REFUTED if one["high"] < other["low"] else UNTOLD
+    """Return the verdict on 'one is above the other': intervals that do not touch.
+
+    Of two intervals that are not paired the ends of the difference are taken at their widest.
+    """
+    return verdict_of(is_above(one["low"] - other["high"], one["high"] - other["low"]))
 
 
 _STATE = (
     f"sizes that follow the state, mean nearest {COMPARED_SIZE}, against the same sizes at other "
     "steps: supported if the paired interval of the share of steps whose most likely token is a "
-    "candidate is above 0, not supported if it is below 0 or across it"
+    "candidate is above 0, not supported if below 0; sizes that never differ are no test"
 )
 
 
@@ -90,20 +91,17 @@ def _controlled(results: Results, kind: str) -> Said:
     tried = [one for one in timed_gains(results) if one.controller.startswith(kind)]
     if not tried:
         return untold(f"no estimator ran with the controller {kind}")
-    verdicts = {_of_gain(one.timing) for one in tried}
-    verdict = verdicts.pop() if len(verdicts) == 1 else UNTOLD
+    varied = [one for one in tried if one.is_varied]
+    if not varied:
+        names = ", ".join(one.name for one in tried)
+        return untold(f"the sizes of {names} never differ between steps, which is no test")
+    side = all_of(is_above(one.timing.low, one.timing.high) for one in varied)
     parts = [
         f"{one.name}: {points(one.timing.mean or 0)} points {between(one.timing, points)}"
-        for one in tried
+        for one in varied
     ]
-    says = f"{'; '.join(parts)}, {tried[0].size} candidates in the mean"
-    return Said(verdict, says, str(min(one.timing.n for one in tried)))
-
-
-def _of_gain(gain: Interval) -> str:
-    """Return the verdict on 'this is above 0'; an interval across 0 does not support it."""
-    gained = signed_verdict(gain.low, gain.high)
-    return REFUTED if gained == UNTOLD and gain.low is not None else gained
+    says = f"{'; '.join(parts)}, {varied[0].size} candidates in the mean"
+    return Said(verdict_of(side), says, str(min(one.timing.n for one in varied)))
 
 
 @claim("Pruning should follow the rate of the entropy", rule=_STATE)
@@ -131,10 +129,9 @@ def free_energy(results: Results, options: Options) -> Said:
 def errors_with_length(results: Results, options: Options) -> Said:
     """Judge loss by length bucket."""
     yardstick = judging(results, options)
-    points = at_fraction(results, yardstick, COMPARED_FRAC) if yardstick else {}
-    if yardstick is None or not points:
+    best = least_loss(results, yardstick, COMPARED_FRAC) if yardstick else None
+    if yardstick is None or best is None:
         return untold("no policy that evicts was replayed")
-    best = min(points.values(), key=lambda point: (point.mean, point.family))
     found: list[tuple[str, Point]] = []
     for bucket in results.buckets("kv"):
         curves = results.methods("kv", yardstick.measure, level=yardstick.level, bucket=bucket)
@@ -145,7 +142,7 @@ def errors_with_length(results: Results, options: Options) -> Said:
             f"{len(found)} length buckets have {MIN_SEQUENCES} sequences at level {yardstick.level}"
         )
     (short_name, short), (long_name, long) = found[0], found[-1]
-    verdict = SUPPORTED if long.low > short.high else REFUTED if long.high < short.low else UNTOLD
+    verdict = _apart(vars(long), vars(short))
     says = (
         f"{best.family}: {yardstick.told(long)} at {long_name} tokens, {yardstick.told(short)} at "
         f"{short_name}, level {yardstick.level}"
@@ -182,8 +179,8 @@ def anchors_drift(results: Results, options: Options) -> Said:
     "mathematics",
     rule=(
         f"the estimator with most hits at {COMPARED_SIZE} candidates for less than the full head, "
-        f"{DOMAIN_PROMPTS} prompts or more in both groups: supported if the interval of hits of the "
-        "first is above that of the second, not supported if it is not"
+        f"{DOMAIN_PROMPTS} prompts or more in both groups: supported if the interval of the hits of "
+        "the first less those of the second is above 0, not supported if below"
     ),
 )
 def suited_domains(results: Results, options: Options) -> Said:
@@ -199,13 +196,15 @@ def suited_domains(results: Results, options: Options) -> Said:
             f"{sizes[0]} prompts of the first kind and {sizes[1]} of the second, "
             f"{DOMAIN_PROMPTS} needed of each"
         )
-    first, second = (bootstrap_mean(one.to_numpy(), seed=results.run["seed"]) for one in groups)
-    above = first.low is not None and second.high is not None and first.low > second.high
+    seed = results.run["seed"]
+    first, second = (bootstrap_mean(one.to_numpy(), seed=seed) for one in groups)
+    more = group_difference(*(one.to_numpy() for one in groups), seed=seed)
     says = (
         f"{best.family} at {best.x:.0f} candidates: {_share(first)} in the first kind, "
-        f"{_share(second)} in the second"
+        f"{_share(second)} in the second; {points(more.mean or 0)} points "
+        f"[{points(more.low or 0)},\u00a0{points(more.high or 0)}]"
     )
-    return Said(SUPPORTED if above else REFUTED, says, f"{first.n}, {second.n}")
+    return Said(verdict_of(is_above(more.low, more.high)), says, f"{first.n}, {second.n}")
 
 
 def _share(found: Interval) -> str:
@@ -217,7 +216,7 @@ def _hits(results: Results, best: Point, domains: tuple[str, ...]) -> pd.Series[
     rows = results.table(schema.VOCAB_RESULTS)
     same = of_scheme(rows[rows["domain"].isin(domains)], best)
     hits = same["hit_argmax"].astype(float)
-    found: pd.Series[float] = hits.groupby(prompt_of(same["sequence_id"])).mean()
+    found: pd.Series[float] = hits.groupby(prompt_of(same["sequence_id"])).mean().dropna()
     return found
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _GRAMMAR = (
     "[B.]MEASURE[.low|.high|.mean][@NAME] OP NUMBER, OP one of > >= < <=. The condition is on the "
-    "difference B - A (its mean, or an end of its 95 % interval); with B. on the mean of B itself"
+    "difference B - A (its mean, or an end of its 95 % interval); with B. on the mean of B itself; "
+    "bounds, which no decoder has, are tested only where @NAME means them"
 )
 
 _CONDITION = re.compile(
@@ -58,7 +59,7 @@ class Condition:
     end
         ``mean``, ``low`` or ``high``.
     selector
-        Whose cells; None: all.
+        Whose cells; None: all but bounds, which no decoder has.
     sign, bound
         Comparison and number: where ``value sign bound`` holds, the gate fails.
     """
@@ -73,6 +74,13 @@ class Condition:
 
     def covers(self, one: Difference) -> bool:
         """Whether this condition is on a cell; domains are shown, not tested."""
+        return self._means(one) and (one.is_causal or self.selector is not None)
+
+    def passes_over(self, one: Difference) -> bool:
+        """Whether it would be on a cell, were that not a bound which it does not name."""
+        return self._means(one) and not self.covers(one)
+
+    def _means(self, one: Difference) -> bool:
         if one.measure != self.measure or one.domain != ANY:
             return False
         return self.selector is None or self.selector.takes(one.name, one.place)
@@ -111,6 +119,8 @@ class Outcome:
         The condition.
     num_cells
         Cells that it is on.
+    num_bounds
+        Bounds that it passed over, for no ``@`` names them.
     failed
         Those in which it holds, in the order of the comparison.
     unknown
@@ -121,6 +131,7 @@ class Outcome:
 
     condition: Condition
     num_cells: int
+    num_bounds: int
     failed: tuple[Difference, ...]
     unknown: tuple[Difference, ...]
     nearest: Difference | None
@@ -143,6 +154,7 @@ class Outcome:
             "bound": condition.bound,
             "passed": self.passed,
             "num_cells": self.num_cells,
+            "num_bounds": self.num_bounds,
             "failed": [one.to_json() for one in self.failed],
             "unknown": [one.to_json() | {"why": condition.said(one)} for one in self.unknown],
             "nearest": self.nearest.to_json() if self.nearest else None,
@@ -193,10 +205,11 @@ def judge(
         If the condition is on no cell.
     """
     covered = [one for one in rows if condition.covers(one)]
+    num_bounds = sum(condition.passes_over(one) for one in rows)
     if not covered:
         name = condition.measure.name
         known = dict.fromkeys(short.cell(one) for one in rows if one.measure == condition.measure)
-        there = f"compared by {name}: {listed(known) or 'nothing'}"
+        there = f"compared by {name}: {listed(known) or 'nothing'}; bounds only where @ names them"
         msg = (
             f"the gate {condition.text!r} tests nothing, so it cannot pass "
             f"({left_out.get(name) or there})."
@@ -213,7 +226,7 @@ def judge(
             passed.append((value, one))
     worst = max if condition.sign[0] == ">" else min
     nearest = worst(passed, key=lambda pair: pair[0])[1] if passed else None
-    return Outcome(condition, len(covered), tuple(failed), tuple(unknown), nearest)
+    return Outcome(condition, len(covered), num_bounds, tuple(failed), tuple(unknown), nearest)
 
 
 def raise_if_failed(outcomes: Sequence[Outcome], short: ShortNames) -> None:

@@ -30,16 +30,6 @@ NO_PLACE = ALL
 SHARED = (*CELL, "sequence_id", "target", "is_causal", "is_idle", "is_flagged")
 """Columns that every frame has beside its measures."""
 
-_SAID = (
-    "sequence_id",
-    "prompt_id",
-    "domain",
-    "text_source",
-    "prompt_sha256",
-    "tokens_sha256",
-)
-"""What ``run.json`` must say of a sequence, beside what is measured of it."""
-
 _WHOLE = 1.0  # What keeps everything evicts nothing by intent: it is measured all the same.
 
 
@@ -75,7 +65,7 @@ def read_side(folder: Path) -> Side:
         If the folder is no results folder, of another version, or damaged.
     """
     run = read_run(folder)
-    sequences = _sequences(folder, run)
+    sequences = {one["sequence_id"]: one for one in run["sequences"]}
     frames = {
         KV: _kv(folder),
         VOCAB: _vocab(folder),
@@ -87,16 +77,6 @@ def read_side(folder: Path) -> Side:
             msg = f"{folder} has rows of {question} twice: it is damaged; simulate again."
             raise InputError(msg)
     return Side(folder, run, sequences, frames)
-
-
-def _sequences(folder: Path, run: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    names = (*_SAID, *_sources(RECORDED))
-    try:
-        rows = [{name: one[name] for name in names} for one in run["sequences"]]
-    except (KeyError, TypeError) as error:
-        msg = f"{folder / 'run.json'} does not say {error} of each sequence; simulate again."
-        raise InputError(msg) from error
-    return {one["sequence_id"]: one for one in rows}
 
 
 def _kv(folder: Path) -> pd.DataFrame:

@@ -8,8 +8,9 @@ from tracekit import schema
 from tracekit.report.diagnosis.rule import Finding, Rule, rule
 from tracekit.report.estimates import between
 from tracekit.report.formats import count, number, percent
-from tracekit.report.verdict.controllers import points, timed_gains
+from tracekit.report.verdict.controllers import fixed_gains, points
 from tracekit.report.verdict.schemes import COMPARED_SIZE, best_scheme, of_scheme
+from tracekit.report.verdict.sides import all_of, is_below
 
 if TYPE_CHECKING:
     from tracekit.report.load import Results
@@ -23,6 +24,9 @@ SURE = 0.90
 
 BATCH, BATCH_COST = 8, 0.50
 """Requests decoded together, and the part of the head's bytes that their union then reads."""
+
+GAIN = 0.005
+"""Share of steps: a controller that covers no more of them than fixed sizes is no better."""
 
 _BEST = f"the best estimator at {COMPARED_SIZE} candidates"
 _VOCAB = "an estimator that reads less than the full head (tracekit simulate --vocab)"
@@ -87,7 +91,10 @@ def missed_class(results: Results, options: Options) -> Finding | None:
     "Tokens that the model was sure of are pruned",
     threshold=f"{_BEST} misses a most likely token of probability {percent(SURE)} or more",
     cause="the set is named before the head runs, and does not see how sure it is",
-    remedy="a larger set, or a check that falls back to the full head (@fallback)",
+    remedy=(
+        "a larger set; a check that falls back to the full head (@fallback), or, where the estimator "
+        "has one, a higher confidence= of it"
+    ),
     needs=_VOCAB,
 )
 def sure_misses(results: Results, options: Options) -> Finding | None:
@@ -110,25 +117,34 @@ def sure_misses(results: Results, options: Options) -> Finding | None:
 @rule(
     "The controller is no better than fixed sizes",
     threshold=(
-        "share of hits with sizes that follow the state less that with the same sizes at other "
-        "steps: interval not above 0, for every controller"
+        "share of hits with sizes that follow the state less that with fixed sizes of equal mean: "
+        f"interval below {points(GAIN)} points, for every controller whose sizes differ"
     ),
     cause="the state that it follows does not tell which steps are hard",
-    remedy="a fixed size, or a check that falls back to the full head (@fallback)",
-    needs="an estimator with a controller (tracekit simulate --vocab previous@rate)",
+    remedy="a fixed size: it needs no state",
+    needs=(
+        "an estimator with a controller whose sizes differ between steps, and the same with fixed "
+        "sizes (tracekit simulate --vocab previous@rate)"
+    ),
 )
 def idle_controller(results: Results, options: Options) -> Finding | None:
-    """Measure sizes in their own order against the same sizes shuffled."""
+    """Measure sizes that follow the state against fixed ones; their timing is told apart."""
     del options
-    known = [(one.timing.low, one) for one in timed_gains(results)]
-    able = [(low, one) for low, one in known if low is not None]
+    able = [one for one in fixed_gains(results) if one.over_fixed.low is not None and one.is_varied]
     if not able:
         return None
-    low, best = max(able, key=lambda one: (one[0], one[1].name))
+    best = max(able, key=lambda one: (one.over_fixed.low or 0.0, one.name))
+    timed = (
+        f"; timing alone, against the same sizes at other steps: {points(best.timing.mean)} points "
+        f"{between(best.timing, points)}"
+        if best.timing.mean is not None
+        else ""
+    )
+    below = [is_below(one.over_fixed.low, one.over_fixed.high, GAIN) for one in able]
     return Finding(
-        low <= 0,
-        f"{best.name}: {points(best.timing.mean or 0)} points {between(best.timing, points)} at "
-        f"{best.size} candidates in the mean, the best of {len(able)}",
+        False if False in below else all_of(below),
+        f"{best.name}: {points(best.over_fixed.mean or 0)} points {between(best.over_fixed, points)} "
+        f"over fixed sizes, at {best.size} candidates in the mean, the best of {len(able)}{timed}",
     )
 
 

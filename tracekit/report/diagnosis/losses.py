@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tracekit import schema
-from tracekit.measure.stats import MIN_SEQUENCES
+from tracekit.measure.stats import MIN_SEQUENCES, bootstrap_mean
 from tracekit.report.diagnosis.rule import Finding, Rule, rule
-from tracekit.report.estimates import short
+from tracekit.report.estimates import between, short
 from tracekit.report.formats import number, percent
-from tracekit.report.verdict.compared import in_domains, least_loss, prompts
+from tracekit.report.verdict.compared import in_domains, least_loss
+from tracekit.report.verdict.prompts import by_prompt, prompts
+from tracekit.report.verdict.sides import is_above
 from tracekit.report.verdict.yardstick import (
     COMPARED_FRAC,
     DOMAIN_PROMPTS,
@@ -99,10 +101,12 @@ def one_domain(results: Results, options: Options) -> Finding | None:
             continue
         found = in_domains(results, yardstick, best)
         found = {domain: point for domain, point in found.items() if domain in large}
+        if len(found) < 2:
+            continue
         worst = max(found, key=lambda domain: (found[domain].mean, domain))
         others = pd.Series([point.mean for domain, point in found.items() if domain != worst])
         return Finding(
-            bool(found[worst].low > DOMAIN_FACTOR * others.median()),
+            is_above(found[worst].low, found[worst].high, DOMAIN_FACTOR * float(others.median())),
             f"{best.family} in {worst}: {yardstick.told(found[worst])}; median of the other "
             f"{len(others)} domains {yardstick.write(others.median())}, level {yardstick.level}",
         )
@@ -138,7 +142,7 @@ def grows_with_distance(results: Results, options: Options) -> Finding | None:
         for one in (near, far)
     ]
     return Finding(
-        far["low"] > near["high"],
+        is_above(far["low"] - near["high"], far["high"] - near["low"]),
         f"{best.family}: KL {told[0]}; {told[1]} (nats a token, level propagated)",
     )
 
@@ -146,35 +150,42 @@ def grows_with_distance(results: Results, options: Options) -> Finding | None:
 @rule(
     "Needles are lost while the mean is fine",
     threshold=(
-        f"a policy that passes its bound holds less than {percent(NEEDLE_BOUND)} of the needle's "
-        f"entries in the mean, {MIN_SEQUENCES} needles or more"
+        "on prompts with a needle, the loss of a policy stays below the bound with its interval while "
+        f"less than {percent(NEEDLE_BOUND)} of the needle's entries are held in the mean, "
+        f"{MIN_SEQUENCES} such prompts or more"
     ),
     cause="a mean over tokens hides the few that need an early detail",
     remedy="choose by needle_kept and marked answers as well; protect spans, or a larger kept=",
-    needs=f"{MIN_SEQUENCES} prompts with a marked needle (tracekit record --prompts core has some)",
+    needs=(
+        f"a policy that passes on {MIN_SEQUENCES} prompts with a marked needle at the level that "
+        "judges (tracekit record --prompts core has some)"
+    ),
 )
 def lost_needles(results: Results, options: Options) -> Finding | None:
-    """Measure needles under policies that pass."""
+    """Measure loss and needles of each policy on the same prompts."""
     yardstick = judging(results, options)
-    curves = results.methods("kv", "needle_kept", level="local")
-    if yardstick is None or not curves:
+    if yardstick is None:
         return None
-    held = {p.name: p for curve in curves.values() for p in curve if p.n >= MIN_SEQUENCES}
-    passing = [
-        point
-        for curve in results.methods("kv", yardstick.measure, level=yardstick.level).values()
-        for point in curve
-        if evicts(point) and yardstick.passes(point) and point.name in held
-    ]
+    level, measure, seed = yardstick.level, yardstick.measure, results.run["seed"]
+    curves = results.methods("kv", measure, level=level).values()
+    passing = []
+    for point in (point for curve in curves for point in curve if evicts(point)):
+        held = by_prompt(results, "local", "needle_kept", point.name)
+        loss = by_prompt(results, level, measure, point.name)
+        common = held.index.intersection(loss.index)
+        found = bootstrap_mean(loss.loc[common].to_numpy(), seed=seed)
+        if found.high is not None and found.high < yardstick.bound:
+            passing.append((float(held.loc[common].mean()), point.name, point, found))
     if not passing:
         return None
-    worst = min(passing, key=lambda point: (held[point.name].mean, point.name))
-    needle = held[worst.name]
+    kept, _, worst, found = min(passing, key=lambda one: one[:2])
+    mean = 0.0 if found.mean is None else found.mean
     return Finding(
-        needle.mean < NEEDLE_BOUND,
-        f"{worst.family} at {percent(worst.x)} kept passes ({yardstick.told(worst)}, level "
-        f"{yardstick.level}) and holds {percent(needle.mean)} of the needle (level local, "
-        f"n\u00a0=\u00a0{needle.n}); the lowest of {len(passing)} passing points",
+        kept < NEEDLE_BOUND,
+        f"on prompts with a needle {worst.family} asked {percent(worst.asked)} stays below the bound "
+        f"({yardstick.name} {yardstick.write(mean)}{yardstick.unit} "
+        f"{between(found, yardstick.write)}, level {level}) and holds {percent(kept)} of the needle "
+        f"(level local, the same prompts); the lowest of {len(passing)} such points",
     )
 
 

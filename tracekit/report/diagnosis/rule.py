@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule measured: whether it fires, and the numbers with their level and n."""
+    """What a rule measured: whether it fires, and the numbers with their level and n.
 
-    fires: bool
+    ``fires`` is None where the interval lies across the threshold: then these data cannot tell.
+    """
+
+    fires: bool | None
     evidence: str
 
 

@@ -10,6 +10,8 @@ from tracekit.report.diagnosis.rule import Finding, Rule, rule
 from tracekit.report.estimates import between
 from tracekit.report.formats import percent
 from tracekit.report.verdict.compared import at_fraction, difference, nearest
+from tracekit.report.verdict.prompts import by_prompt
+from tracekit.report.verdict.sides import is_above
 from tracekit.report.verdict.yardstick import (
     CHANCE,
     COMPARED_FRAC,
@@ -22,6 +24,9 @@ from tracekit.report.verdict.yardstick import (
 if TYPE_CHECKING:
     from tracekit.report.load import Point, Results
     from tracekit.report.options import Options
+
+EQUAL_SHARE = 0.10
+"""Part of a reference's loss: a score that gains less over it does no better."""
 
 QUESTION_FACTOR = 2.0
 """Times that a policy loses when it decides before the question."""
@@ -37,7 +42,7 @@ SINK_LOST = 0.50
 
 
 def _against(results: Results, options: Options, reference: str) -> Finding | None:
-    """Return whether the best score at no larger kept fraction fails to beat a reference."""
+    """Return whether the best score at no larger kept fraction gains less than the margin."""
     yardstick = judging(results, options)
     points = at_fraction(results, yardstick, COMPARED_FRAC) if yardstick else {}
     if yardstick is None or reference not in points:
@@ -54,22 +59,31 @@ def _against(results: Results, options: Options, reference: str) -> Finding | No
     gain = difference(results, yardstick, best, own)
     if gain.mean is None or gain.high is None:
         return None
+    loss = by_prompt(results, yardstick.level, yardstick.measure, own.name).mean()
+    margin = EQUAL_SHARE * float(loss)
     return Finding(
-        gain.high >= 0,
+        is_above(gain.low, gain.high, -margin),
         f"{best.family} at {percent(best.x)} less {reference} at {percent(own.x)}: "
         f"{yardstick.write(gain.mean)}{yardstick.unit} {between(gain, yardstick.write)}, by "
-        f"sequence, level {yardstick.level}",
+        f"prompt, against \u2212{yardstick.write(margin)}, level {yardstick.level}",
     )
 
 
-_OTHER = f"another policy at no larger fraction, {MIN_SEQUENCES} sequences or more"
-_FAIR = f"at no larger kept fraction, asked to keep {percent(COMPARED_FRAC)}, is not below 0"
+_OTHER = f"another policy at no larger fraction, {MIN_SEQUENCES} prompts or more"
+
+
+def _as_well(reference: str) -> str:
+    return (
+        f"asked to keep {percent(COMPARED_FRAC)}, the score that loses least at no larger kept "
+        f"fraction gains less than {percent(EQUAL_SHARE)} of the loss of {reference}, with the whole "
+        "interval of the difference"
+    )
 
 
 @rule(
     "Keeping the newest tokens does as well as any score",
-    threshold=f"interval of the best score's loss less that of {RECENCY}, {_FAIR}",
-    cause="these texts need only what is near, or too few sequences to tell",
+    threshold=_as_well(RECENCY),
+    cause="these texts need only what is near",
     remedy=f"use {RECENCY}: it costs nothing; or test longer prompts with early details",
     needs=f"{RECENCY} and {_OTHER}",
 )
@@ -80,7 +94,7 @@ def recency_suffices(results: Results, options: Options) -> Finding | None:
 
 @rule(
     "Chance does as well as any score",
-    threshold=f"interval of the best score's loss less that of {CHANCE}, {_FAIR}",
+    threshold=_as_well(CHANCE),
     cause="the budget is generous, or the scores carry nothing",
     remedy="smaller kept fractions, or another score",
     needs=f"{CHANCE} and {_OTHER}",
@@ -114,15 +128,16 @@ def saw_the_question(results: Results, options: Options) -> Finding | None:
             continue
         loss = difference(results, yardstick, before, after)
         if loss.mean is not None and loss.low is not None:
-            fires = loss.low > 0 and before.mean > QUESTION_FACTOR * after.mean
-            found.append((fires, loss.low, before, after, loss))
+            is_twice = before.mean > QUESTION_FACTOR * after.mean
+            found.append((is_twice and loss.low > 0, loss.low, before, after, loss))
     if not found:
         return None
     fires, _, before, after, loss = max(found, key=lambda one: (one[0], one[1], one[2].name))
+    side = is_above(loss.low, loss.high)
     return Finding(
-        fires,
+        fires if side else side,
         f"{before.family} asked {percent(before.asked)}: {yardstick.told(before)} before the "
-        f"question, {yardstick.told(after)} after it; by sequence {yardstick.write(loss.mean or 0)} "
+        f"question, {yardstick.told(after)} after it; by prompt {yardstick.write(loss.mean or 0)} "
         f"{between(loss, yardstick.write)}, level {yardstick.level}, the clearest of {len(found)} pairs",
     )
 

@@ -24,7 +24,10 @@ NOISE_SHARE = 0.10
 
 @rule(
     "Quantisation costs more than eviction",
-    threshold="the transform alone loses more than the eviction alone, or passes its stated bound",
+    threshold=(
+        "in the mean the transform alone loses more than the eviction alone, or it passes its stated "
+        "bound"
+    ),
     cause="the codes are too coarse for these keys or values",
     remedy="more bits or a longer residual=, or evict more and do not stack",
     needs="a policy stacked with a transform (tracekit simulate --kv h2o:kept=0.5+int4)",
@@ -73,13 +76,15 @@ def poor_prediction(results: Results, options: Options) -> Finding | None:
         return None
     rank, ordered, factor = (found[name]["value"] for name in names)
     cells, n = (found["spearman"][name] for name in ("num_cells", "num_sequences"))
+    paired = found["pairs_ordered"]["num_cells"]
     if cells < schema.ENOUGH_CELLS or any(map(math.isnan, (rank, ordered, factor))):
         return None
     off = not 1 / FACTOR_BOUND <= factor <= FACTOR_BOUND
     return Finding(
         rank < RANK_BOUND or ordered < ORDER_BOUND or off,
-        f"rank correlation {number(rank, 3)}, {percent(ordered)} of pairs in order, propagated over "
-        f"predicted KL {number(factor, 3)} in the median, {cells} cells, n\u00a0=\u00a0{n}",
+        f"rank correlation {number(rank, 3)} over {cells} cells; {percent(ordered)} of pairs in order, "
+        f"pairs of {paired} cells; propagated over predicted KL {number(factor, 3)} in the median; "
+        f"n\u00a0=\u00a0{n}",
     )
 
 

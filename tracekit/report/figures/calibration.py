@@ -77,11 +77,11 @@ def calibration_scatter(results: Results, looks: Mapping[str, Style]) -> Drawing
 
 
 def calibrated(results: Results, statistic: str, group: str = "all") -> dict[str, float]:
-    """Return value, low and high of a statistic of the predicted KL; NaN where there is none."""
+    """Return a statistic of the predicted KL with its ends and cells; NaN where there is none."""
     rows = results.table(schema.CALIBRATION)
     of = (rows["statistic"] == statistic) & (rows["group"] == group)
     found = rows[of & (rows["level"] == "predicted")]
-    names = ("value", "low", "high")
+    names = ("value", "low", "high", "num_cells")
     return {one: float(found[one].iloc[0]) if len(found) else float("nan") for one in names}
 
 

@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 
 NAME = "loss-by-distance"
 
-_SAID = ("sequence_id", "policy", "level", "steps", "is_idle", "target_frac")
+_SAID = (
+    "sequence_id",
+    "policy",
+    "level",
+    "steps",
+    "is_idle",
+    "target_frac",
+    "kept_frac",
+    "num_scored",
+)
 _COLUMNS = (*_SAID, *(one.column for one in KEY.values()))
 
 
@@ -66,23 +75,25 @@ def distance_curve(
     long = there[there["steps"].isin(labels)]
     reached = long.groupby("sequence_id")["steps"].nunique()
     same = long[long["sequence_id"].isin(reached.index[reached == len(labels)])]
-    points = {}
+    points, kept = {}, {}
     for family, point in sorted(chosen.items()):
-        if curve := _curve(same[same["policy"] == point.name], measure, point, labels, seed):
-            points[family] = curve
+        rows = same[same["policy"] == point.name]
+        if curve := _curve(rows, measure, point, labels, seed):
+            points[family], kept[family] = curve, _kept(rows, labels)
     if not points:
         return None
     left = there["sequence_id"].nunique() - same["sequence_id"].nunique()
-    shown = ", ".join(f"{name} {percent(chosen[name].x)}" for name in points)
+    shown = ", ".join(f"{name} {percent(frac)}" for name, frac in kept.items())
     return Buckets(
         name=NAME,
         measure=measure,
         axis="steps after the eviction point",
         labels=labels,
         points=points,
-        kept={name: chosen[name].x for name in points},
+        kept=kept,
         note=(
-            f"Each policy at its kept fraction nearest a half ({shown}). All points of a line are "
+            f"Each policy asked for the amount whose kept fraction is nearest a half; kept by these "
+            f"sequences over these steps at level {measure.level}: {shown}. All points of a line are "
             f"means over the same sequences; {count(left)} that end earlier are left out."
         ),
     )
@@ -94,6 +105,17 @@ def _labels(rows: pd.DataFrame) -> list[str]:
     order = sorted(reach.index, key=lambda one: int(re.findall(r"\d+", one)[0]))
     far = [number for number, one in enumerate(order) if reach[one] >= MIN_SEQUENCES]
     return [str(one) for one in order[: far[-1] + 1 if far else None]]
+
+
+def _kept(rows: pd.DataFrame, labels: list[str]) -> float:
+    """Return the kept fraction of one policy over the steps shown, mean over the sequences shown.
+
+    Of each sequence its buckets count by their steps, as they do in the kept fraction of all steps.
+    """
+    in_all = rows.groupby("sequence_id")["steps"].transform("nunique") == len(labels)
+    rows = rows[in_all].astype({"kept_frac": np.float64, "num_scored": np.float64})
+    sums = rows.assign(kept=rows["kept_frac"] * rows["num_scored"]).groupby("sequence_id")
+    return float((sums["kept"].sum() / sums["num_scored"].sum()).mean())
 
 
 def _curve(

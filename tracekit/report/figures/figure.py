@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit.report.blocks import Block
 from tracekit.report.tables import HtmlTable, of_frame
@@ -16,6 +16,14 @@ _INK = (
     "<style>svg { color: #000000 } "
     "@media (prefers-color-scheme: dark) { svg { color: #e6e8ea } }</style>"
 )
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that no spreadsheet takes for a formula; numbers stay numbers."""
+    return f"'{value}" if type(value) is str and value.startswith(_FORMULA) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +58,12 @@ class Figure(Block):
 
     @property
     def csv(self) -> bytes:
-        """The table as a CSV file (UTF-8, line feeds, six digits)."""
-        text: str = self.table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        """The table as a CSV file (UTF-8, line feeds, six digits).
+
+        Texts come from prompts: those that a spreadsheet would run get an apostrophe in front.
+        """
+        plain = self.table.map(_plain).rename(columns=_plain)
+        text: str = plain.to_csv(index=False, float_format="%.6g", lineterminator="\n")
         return text.encode("utf-8", "backslashreplace")
 
     @property

@@ -51,12 +51,17 @@ def layer_heat(
         Layers that are pointed at.
     """
     top = float(np.nanmax(values)) or 1.0
+    # One column has its name in the other words of the figure.
+    names = list(columns) if len(columns) > 1 else [""]
     told = ", ".join(
-        f"layer {layer} {columns[column]} {write(float(values[layer, column]))}"
+        " ".join(
+            filter(None, (f"layer {layer}", names[column], write(float(values[layer, column]))))
+        )
         for layer, column in highest(values)
     )
     hatched = " Hatched: nothing to measure there." if np.isnan(values).any() else ""
     layer, column = highest(values)[0]
+    place = ", ".join(filter(None, (f"layer {layer}", names[column])))
     return Map(
         name=name,
         png=pixels(values / top),
@@ -68,8 +73,8 @@ def layer_heat(
         legend=(write(0.0), write(top / 2), write(top)),
         caption=f"{caption} Highest: {told}.{hatched}",
         alt=(
-            f"Map of {what}: the largest is {write(float(values[layer, column]))} (layer {layer}, "
-            f"{columns[column]}), the mean over all cells {write(float(np.nanmean(values)))}."
+            f"Map of {what}: the largest is {write(float(values[layer, column]))} ({place}), the "
+            f"mean over all cells {write(float(np.nanmean(values)))}."
         ),
         table=table,
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from tracekit import schema
-from tracekit.report.verdict.compared import prompt_of
+from tracekit.report.verdict.prompts import prompt_of
 
 if TYPE_CHECKING:
     from tracekit.report.load import Results

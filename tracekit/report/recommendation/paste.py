@@ -76,8 +76,8 @@ def tiered_policy(results: Results, policy: str) -> tuple[str, str] | None:
     Returns
     -------
     tuple, or None
-        Text and sentence; None where there are no such fractions, or the policy evicts nothing or
-        has a budget over layers of its own.
+        Text and sentence; None where there are no such fractions, where they make two equal tiers or
+        keep everything, or where the policy evicts nothing or has a budget over layers of its own.
     """
     rows = results.table(schema.RECOMMENDED).sort_values("layer")
     kept_L = rows["kept_frac"].to_numpy(np.float64)
@@ -88,6 +88,8 @@ def tiered_policy(results: Results, policy: str) -> tuple[str, str] | None:
     split, shallow, deep = two_tiers(kept_L)
     depth = math.floor(1000 * split / (len(kept_L) - 1)) / 1000
     kept = min(1.0, math.ceil(100 * kept_L.mean()) / 100)
+    if kept >= 1 or shallow == deep:
+        return None
     items = f"kept={kept:g}"
     budget = f",layers=tiers,shallow={shallow:g},deep={deep:g},deep_from={depth:g}"
     own, plus, attached = _KEPT.sub(items, policy, count=1).partition("+")

@@ -11,7 +11,7 @@ from tracekit.report.estimates import between, cell
 from tracekit.report.formats import percent
 from tracekit.report.tables import HtmlTable, text_column
 from tracekit.report.verdict.ranking import Ranking, ranking
-from tracekit.report.verdict.yardstick import yardsticks
+from tracekit.report.verdict.yardstick import DOMAIN_PROMPTS, yardsticks
 
 if TYPE_CHECKING:
     from tracekit.report.answers import Answer
@@ -55,10 +55,12 @@ def _needs(ranked: Ranking) -> HtmlTable:
     yardstick = ranked.yardstick
     rows = [_row(ranked, point, "passes from here on") for point in ranked.passed]
     rows += [_row(ranked, point, "passes nowhere; the most measured") for point in ranked.failed]
+    few = f"no verdict below {DOMAIN_PROMPTS} prompts; the most measured"
+    rows += [_row(ranked, point, few) for point in ranked.unjudged]
     caption = (
         f"Level {yardstick.level}: the smallest measured kept fraction from which on the upper end "
         f"of the interval stays below {yardstick.write(yardstick.bound)}{yardstick.unit}; bounds "
-        "are left out"
+        "are left out; n counts prompts"
     )
     labels = ("policy", "kept", f"{yardstick.name}, 95\u00a0% interval, n", "verdict")
     return HtmlTable(

@@ -14,7 +14,7 @@ from tracekit.report.figures.measure import KEY, KL, PERPLEXITY, SAME_TOP, Measu
 from tracekit.report.figures.measure_curve import Curves, measure_curve
 from tracekit.report.figures.pareto import pareto
 from tracekit.report.figures.perplexity import perplexity_changes
-from tracekit.report.formats import number, percent
+from tracekit.report.formats import count, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +157,7 @@ def _calibration(results: Results, looks: Mapping[str, Style]) -> list[Block]:
         return [heading, Text(text=few), figure]
     times = calibrated(results, "propagated_over_predicted")
     off = calibrated(results, "left_out_factor", "as predicted")["value"]
+    pairs = calibrated(results, "pairs")
     within = (
         "" if math.isnan(off) else f"; half of the cells are off by a factor below {number(off)}"
     )
@@ -165,9 +166,10 @@ def _calibration(results: Results, looks: Mapping[str, Style]) -> list[Block]:
         Text(
             text=(
                 "Of two policies at the same kept fraction, the prediction puts the better one first "
-                f"in {percent(ordered['value'])} of pairs{_interval(ordered, percent)}. In the "
-                f"median the propagated KL is {number(times['value'])} times the predicted"
-                f"{_interval(times, number)}{within}: good for choosing, not for promising."
+                f"in {percent(ordered['value'])} of {count(pairs['value'])} pairs of "
+                f"{count(ordered['num_cells'])} cells{_interval(ordered, percent)}. In the median of "
+                f"{count(times['num_cells'])} cells the propagated KL is {number(times['value'])} times "
+                f"the predicted{_interval(times, number)}{within}: good for choosing, not for promising."
             )
         ),
         figure,

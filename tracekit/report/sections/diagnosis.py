@@ -1,4 +1,4 @@
-"""What went wrong and what to try: rules that fired, those that did not, those without data."""
+"""What went wrong and what to try: rules that fired, that did not, that cannot be told or checked."""
 
 from __future__ import annotations
 
@@ -24,15 +24,19 @@ def section(results: Results, options: Options) -> Section:
         for one, seen in found
         if seen and seen.fires
     ]
-    quiet = [
-        (one.symptom, one.threshold, seen.evidence)
-        for one, seen in found
-        if seen and not seen.fires
-    ]
+    quiet, unclear = (
+        [
+            (one.symptom, one.threshold, seen.evidence)
+            for one, seen in found
+            if seen and (None if seen.fires is None else bool(seen.fires)) is fires
+        ]
+        for fires in (False, None)
+    )
     unchecked = [(one.symptom, one.threshold, one.needs) for one, seen in found if not seen]
     text = (
-        f"{len(RULES)} rules were tried: {len(fired)} fired, {len(quiet)} did not, {len(unchecked)} "
-        "could not be checked. A rule fires on what was measured; its cause is likely, not proven."
+        f"{len(RULES)} rules were tried: {len(fired)} fired, {len(quiet)} did not, of {len(unclear)} "
+        f"the interval does not tell, {len(unchecked)} could not be checked. A rule fires on what was "
+        "measured; its cause is likely, not proven."
     )
     blocks: list[Block] = [Text(text=text, look="note")]
     if fired:
@@ -42,6 +46,13 @@ def section(results: Results, options: Options) -> Section:
         labels = "symptom|would fire at|measured"
         table = _table("diagnosis-quiet", "Checked, below the threshold", labels, quiet)
         blocks.append(Details(summary=f"Checked and not found: {len(quiet)}", blocks=(table,)))
+    if unclear:
+        labels = "symptom|would fire at|measured"
+        table = _table(
+            "diagnosis-unclear", "Checked, the interval lies across the threshold", labels, unclear
+        )
+        title = f"Cannot be told from these data: {len(unclear)}"
+        blocks.append(Details(summary=title, blocks=(table,)))
     if unchecked:
         labels = "symptom|would fire at|what is missing"
         table = _table("diagnosis-unchecked", "Not checked", labels, unchecked)

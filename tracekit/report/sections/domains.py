@@ -9,8 +9,10 @@ from tracekit.report.blocks import Absent, Block, Heading, Section, Text
 from tracekit.report.estimates import bare, cell, compact, short
 from tracekit.report.formats import percent
 from tracekit.report.tables import Cell, HtmlTable, text_column
-from tracekit.report.verdict.breaking import first_to_break, needs
-from tracekit.report.verdict.compared import at_fraction, prompts
+from tracekit.report.verdict.breaking import first_to_break
+from tracekit.report.verdict.compared import at_fraction, in_domains
+from tracekit.report.verdict.prompts import prompts
+from tracekit.report.verdict.ranking import ranking
 from tracekit.report.verdict.yardstick import COMPARED_FRAC, DOMAIN_PROMPTS, yardsticks
 
 if TYPE_CHECKING:
@@ -54,10 +56,10 @@ def _table(
 ) -> HtmlTable:
     """Return the losses of the chosen policies in each domain."""
     have = prompts(results, yardstick.level)
+    by_policy = [in_domains(results, yardstick, point) for point in chosen]
     rows = []
     for domain in (one for one in results.domains("kv") if one in have):
-        points = results.at("kv", yardstick.measure, level=yardstick.level, domain=domain)
-        there = [points.get(point.cell) for point in chosen]
+        there = [by_domain.get(domain) for by_domain in by_policy]
         rows.append(
             (
                 cell(domain),
@@ -71,7 +73,7 @@ def _table(
     caption = (
         f"{yardstick.name[0].upper()}{yardstick.name[1:]} ({unit}) by domain, level "
         f"{yardstick.level}, where the fraction asked for is nearest {percent(COMPARED_FRAC)}: mean, "
-        "95\u00a0% interval, sequences; least loss over all domains first. Needs: the smallest "
+        "95\u00a0% interval, prompts; least loss over all domains first. Needs: the smallest "
         "measured kept fraction from which on a policy that evicts stays below "
         f"{yardstick.write(yardstick.bound)} with its interval; no verdict below {DOMAIN_PROMPTS} "
         f"prompts. Bounds are left out{f', and {others} more policies' if others else ''}."
@@ -94,7 +96,10 @@ def _loss(point: Point | None, yardstick: Yardstick) -> Cell:
 def _verdict(results: Results, yardstick: Yardstick, domain: str, num_prompts: int) -> Cell:
     if num_prompts < DOMAIN_PROMPTS:
         return cell("no verdict")
-    need = needs(results, yardstick, domain)
+    ranked = ranking(results, yardstick, domain=domain)
+    need = ranked.evicting
+    if ranked.is_thin:
+        return cell("no verdict")
     if need is None:
         return cell("no measured fraction", 1)
     return cell(f"{percent(need.x)} with {need.family}", need.x)

@@ -145,15 +145,21 @@ def _buckets(results: Results, measure: Measure, chosen: Mapping[str, Point]) ->
         for name, point in chosen.items()
     }
     points = {name: curve for name, curve in points.items() if curve}
-    shown = ", ".join(f"{name} {percent(chosen[name].x)}" for name in points)
+    # Levels may be of different sequences: what is kept is told of those whose loss is shown.
+    of_level = results.at("kv", measure.column, level=measure.level)
+    kept = {name: of_level[chosen[name].cell].x for name in points}
+    shown = ", ".join(f"{name} {percent(frac)}" for name, frac in kept.items())
     return Buckets(
         name=f"loss-by-length-{measure.level}",
         measure=measure,
         axis="length of the sequence in tokens",
         labels=list(by_bucket),
         points=points,
-        kept={name: chosen[name].x for name in points},
-        note=f"Each policy at its kept fraction nearest a half, over all lengths ({shown}).",
+        kept=kept,
+        note=(
+            "Each policy asked for the amount whose kept fraction is nearest a half; kept at level "
+            f"{measure.level}, over all lengths: {shown}."
+        ),
     )
 
 
@@ -245,7 +251,7 @@ def _growth(made: Buckets) -> str:
     first, last = made.labels[0], made.labels[-1]
     sizes = sample_sizes([point.n for curve in made.points.values() for point in curve])
     return (
-        f"Level {made.measure.level}: on the same sequences ({sizes}) the loss of {more} of "
+        f"Level {made.measure.level}: on the same sequences ({sizes}) the mean loss of {more} of "
         f"{len(causal)} policies is larger in steps {last} than in steps {first}. Policies that "
         "evict at every step go on evicting; the others add entries, so that their kept fraction "
         "rises with the distance."

@@ -11,7 +11,7 @@ from tracekit.report.figures.layer_map import head_error_map, layer_map
 from tracekit.report.figures.layer_need import layer_need
 from tracekit.report.figures.measure import ERROR, nearest
 from tracekit.report.figures.sensitivity_map import heads_map, layers_map, rules_of
-from tracekit.report.formats import NOTHING, number, percent
+from tracekit.report.formats import number, percent
 from tracekit.schema import ALL
 from tracekit.simulate.sensitivity import PROTECTED
 
@@ -141,12 +141,13 @@ def trend(by_layer: pd.Series[float], what: str) -> str:
     if math.isnan(found):
         return f"Whether {what} follows depth cannot be told from {len(by_depth)} layers."
     chance = 1.96 / math.sqrt(len(by_depth) - 1)
-    words = "supports" if found > chance else "refutes" if found < -chance else "does not support"
-    limit = number(chance) if chance < 1 else NOTHING
+    if chance >= 1:
+        return f"Whether {what} follows depth cannot be told: {len(by_depth)} layers are too few."
+    words = "supports" if found > chance else "refutes" if found < -chance else "cannot tell about"
     return (
         f"Rank correlation of {what} with depth: {number(found, 2)} over {len(by_depth)} layers "
-        f'(layers without order stay within {limit} in 19 of 20 cases). That {words} "shallow layers '
-        'tolerate most" here.'
+        f"(layers without order stay within {number(chance)} in 19 of 20 cases). That {words} "
+        '"shallow layers tolerate most" here.'
     )
 
 

@@ -31,8 +31,8 @@ LEVELS = {
 """What is told at each level of truth."""
 
 _DATES = (
-    "; the command, its date and what took how long are in run.json and timings.parquet, so that the "
-    "same trace gives the same page"
+    "; the command, its date, all of the host's name and what took how long are in run.json and "
+    "timings.parquet, so that the same trace gives the same page"
 )
 _FLAGS = {"policies": "kv", "estimators": "vocab"}
 _KV_DEFINED = (
@@ -90,7 +90,7 @@ def _conditions(results: Results) -> list[tuple[str, str]]:
         ("Fingerprint", spec.fingerprint),
         ("Trace", f"run {trace['run_id']}, capture {trace['capture']}"),
         ("Generation", _facts(trace["sampler"])),
-        ("Recorded on", _facts(trace["host"]) + versions),
+        ("Recorded on", _facts(_host(trace["host"])) + versions),
         ("Candidate sizes", ", ".join(map(count, plan["sizes"])) or "none"),
         ("Bytes a number", str(plan["kv_bytes"])),
         (
@@ -98,6 +98,14 @@ def _conditions(results: Results) -> list[tuple[str, str]]:
             _facts(run["versions"]) + _DATES,
         ),
     ]
+
+
+def _host(host: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a host is, its system by name alone: the rest tells of one machine."""
+    return {
+        name: str(value).split("-", 1)[0] if name == "system" else value
+        for name, value in host.items()
+    }
 
 
 def _planned(what: str, texts: Sequence[str]) -> list[Details]:

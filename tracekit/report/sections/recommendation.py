@@ -109,7 +109,10 @@ def _rule(found: Recommendation, what: str, options: Options) -> str:
         "equal ones by the KL that all but the allowed share stay below, without those that "
         "another one beats in both. The judging prompts test them in this order, by the exact "
         f"binomial tail, until one fails at {options.delta:g}: learn then test (Angelopoulos et al. "
-        "2021), which assumes nothing but that new prompts come as these did."
+        "2021), which assumes nothing but that new prompts come as these did. The confidence is that "
+        f"of the procedure: the chance that it certifies anything wrong is at most {options.delta:g}. "
+        "It is not the share of wrong ones among certified policies, which may be larger where few are "
+        "certified."
     )
 
 

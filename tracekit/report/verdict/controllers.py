@@ -12,11 +12,14 @@ from tracekit.simulate.controller_gains import FIXED, fixed_controller, gains
 from tracekit.simulate.scheme_name import scheme_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import pandas as pd
 
     from tracekit.report.load import Results
 
 _MEASURE = "hit_argmax"
+_ORDERED = ("hit_argmax", "set_size_mean", "neg_log_mass_nats")
 _COLUMNS = ["sequence_id", "fit", "size", "num_scored", _MEASURE]
 
 
@@ -35,6 +38,9 @@ class ControllerGain:
         sizes of the same mean over the steps themselves; all steps alike, None of none.
     over_fixed, timing
         ``own`` less ``fixed``, and less the same sizes at other steps, on the same sequences.
+    is_varied
+        Whether its sizes differ between steps, as far as their order changes any hit or mean size:
+        sizes that never differ are no test of what sets them.
     """
 
     name: str
@@ -45,6 +51,7 @@ class ControllerGain:
     own: float | None
     over_fixed: Interval
     timing: Interval
+    is_varied: bool
 
 
 def controller_gains(results: Results) -> Iterator[ControllerGain]:
@@ -66,12 +73,22 @@ def controller_gains(results: Results) -> Iterator[ControllerGain]:
                 **{fit: told[fit] for fit in (FIXED, OTHERS, OWN)},
                 over_fixed=_less(told, FIXED),
                 timing=_less(told, SHUFFLED),
+                is_varied=_is_varied(of, controller, told["size"]),
             )
 
 
 def timed_gains(results: Results) -> list[ControllerGain]:
     """Return the gains at the size nearest ``COMPARED_SIZE`` whose timing was measured, by name."""
-    found = [one for one in controller_gains(results) if one.timing.n]
+    return _at_size(one for one in controller_gains(results) if one.timing.n)
+
+
+def fixed_gains(results: Results) -> list[ControllerGain]:
+    """Return the gains at the size nearest ``COMPARED_SIZE`` held against fixed sizes, by name."""
+    return _at_size(one for one in controller_gains(results) if one.over_fixed.n)
+
+
+def _at_size(gains: Iterable[ControllerGain]) -> list[ControllerGain]:
+    found = list(gains)
     sizes = sorted({one.size for one in found})
     nearest = min(sizes, key=lambda size: abs(size - COMPARED_SIZE), default=None)
     return sorted((one for one in found if one.size == nearest), key=lambda one: one.name)
@@ -80,6 +97,15 @@ def timed_gains(results: Results) -> list[ControllerGain]:
 def points(frac: float) -> str:
     """Return a difference of two shares in points, with its sign: ``+1.25``."""
     return f"{100 * frac:+.2f}"
+
+
+def _is_varied(rows: pd.DataFrame, controller: str, size: int) -> bool:
+    """Return whether the same sizes at other steps give anything else, in any sequence."""
+    of = rows[(rows["controller"] == controller) & (rows["size"] == size)]
+    measured = of.set_index("sequence_id").reindex(columns=[*_ORDERED]).astype(float)
+    own, shuffled = (measured[(of["fit"] == fit).to_numpy()] for fit in (OWN, SHUFFLED))
+    common = own.index.intersection(shuffled.index)
+    return not own.loc[common].equals(shuffled.loc[common])
 
 
 def _less(told: Mapping[str, Any], baseline: str) -> Interval:

@@ -1,8 +1,10 @@
 """What each level of truth is judged by: its measure, its bound, and how many prompts it takes.
 
 A policy *passes* at a measured kept fraction if the upper end of its 95 % interval there is below
-the bound of the level. Levels are judged one by one, nothing is interpolated, and what looks at
-later rows (a bound) is never judged.
+the bound of the level, on ``DOMAIN_PROMPTS`` prompts or more: below that the ends of a bootstrap
+interval say less than they seem to (of 3 prompts, 61 % of the upper ends hold where 97.5 % should).
+Levels are judged one by one, nothing is interpolated, and what looks at later rows (a bound) is
+never judged.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from tracekit.measure.stats import MIN_SEQUENCES
 from tracekit.report.estimates import between, short
 from tracekit.report.formats import percent
 from tracekit.report.load import KEY_MEASURES
+from tracekit.report.verdict.prompts import most_prompts
 
 if TYPE_CHECKING:
     from tracekit.report.load import Point, Results
@@ -23,7 +26,7 @@ ERROR_BOUND = 0.10
 """Relative error of a layer's attention output, level local, above which a policy fails."""
 
 DOMAIN_PROMPTS = 8
-"""Prompts of a domain below which nothing is judged, or compared, by domain."""
+"""Prompts, of a domain or of all, below which there is no verdict."""
 
 COMPARED_FRAC = 0.50
 """Kept fraction asked for at which policies, lengths and domains are compared."""
@@ -70,6 +73,10 @@ class Yardstick:
         """Return whether the upper end of the interval is below the bound; never without one."""
         return point.high < self.bound
 
+    def judges(self, point: Point) -> bool:
+        """Return whether a point has prompts enough for a verdict."""
+        return point.n >= DOMAIN_PROMPTS
+
     def told(self, point: Point) -> str:
         """Return the evidence of one point: ``KL 0.031 nats a token [0.02, 0.05], n = 3``."""
         return f"{self.name} {self.write(point.mean)}{self.unit} {between(point, self.write)}"
@@ -90,19 +97,15 @@ def yardsticks(results: Results, options: Options) -> tuple[Yardstick, ...]:
 
 
 def judging(results: Results, options: Options) -> Yardstick | None:
-    """Return the highest level with enough sequences, else the lowest; None without policies."""
+    """Return the highest level that can judge; None without policies.
+
+    It is the highest with ``DOMAIN_PROMPTS`` prompts; where there is none, the highest with an
+    interval, else the lowest: they have leads, no verdicts.
+    """
     found = yardsticks(results, options)
-    able = (one for one in found if _most_sequences(results, one) >= MIN_SEQUENCES)
-    return next(able, found[-1] if found else None)
-
-
-def _most_sequences(results: Results, yardstick: Yardstick) -> int:
-    """Return the most sequences of a policy, of those that evict and those that recall."""
-    curves = [
-        curve
-        for x_name in ("kept_frac", "read_frac")
-        for curve in results.methods(
-            "kv", yardstick.measure, level=yardstick.level, x_name=x_name
-        ).values()
-    ]
-    return max((point.n for curve in curves for point in curve), default=0)
+    have = {one: most_prompts(results, one.level) for one in found}
+    for needed in (DOMAIN_PROMPTS, MIN_SEQUENCES):
+        for one in found:
+            if have[one] >= needed:
+                return one
+    return found[-1] if found else None

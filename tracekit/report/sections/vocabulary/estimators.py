@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tracekit.measure.ceiling import ceiling
+from tracekit.report.blocks import Text
 from tracekit.report.estimates import span
 from tracekit.report.formats import NOTHING, count, number, percent, percent_range, sample_sizes
 from tracekit.report.sections.vocabulary.named import asked
@@ -14,6 +15,7 @@ from tracekit.report.verdict.schemes import ORACLE, REFERENCES, with_family
 from tracekit.schema import ANY, CANDIDATE_STATS, HEAD_TIMES
 
 if TYPE_CHECKING:
+    from tracekit.report.blocks import Block
     from tracekit.report.load import Results
     from tracekit.report.sections.vocabulary.named import Named
     from tracekit.report.tables import HtmlTable
@@ -111,15 +113,15 @@ def by_domain(results: Results, named: Named) -> HtmlTable | None:
     return build("table-vocabulary-domains", caption, columns, told)
 
 
-def percentiles(results: Results, named: Named) -> HtmlTable | None:
-    """Return the tails of -ln m of the named estimators in llama.cpp's order; None of none."""
+def percentiles(results: Results, named: Named) -> list[Block]:
+    """Return the tails of -ln m of the named estimators in llama.cpp's order, and in words."""
     rows = results.table(CANDIDATE_STATS)
     rows = rows[(rows["grouping"] == ANY) & (rows["size"] == named.size)]
     rows = with_family(results, rows)
     cells = rows.set_index(["family", "statistic"]).sort_index()
     there = [name for name in (*named.methods, *REFERENCES) if (name, _MEAN) in cells.index]
     if not there:
-        return None
+        return []
     values = cells["value"].to_dict()
     means = rows[rows["statistic"] == _MEAN]
     told_of = {row["family"]: row for row in means.to_dict("records")}
@@ -140,7 +142,14 @@ def percentiles(results: Results, named: Named) -> HtmlTable | None:
         f"{results.run['seed']}: the mean, and percentiles of steps in the order of llama.cpp; "
         "intervals of percentiles that have one are in candidate_stats.parquet."
     )
-    return build("table-mass-tails", caption, columns, told)
+    first = there[0]
+    usual, worst = (values.get((first, f"neg_log_mass_{one}"), math.nan) for one in ("p99", "max"))
+    said = (
+        f"{first} loses {_nats(worst)} nats at its worst step, and less than {_nats(usual)} at 99\u00a0% "
+        f"of its {count(told_of[first]['num_steps'])} steps ({count(named.size)} candidates, "
+        f"n\u00a0=\u00a0{told_of[first]['n']}, level local)."
+    )
+    return [Text(text=said), build("table-mass-tails", caption, columns, told)]
 
 
 def _nats(value: float) -> str:

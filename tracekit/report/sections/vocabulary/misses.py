@@ -36,7 +36,9 @@ def misses(results: Results, named: Named) -> list[Block]:
     blocks: list[Block] = []
     classes = _at(results, results.table(MISS_CLASSES), schemes, named.size)
     if not classes.empty:
-        blocks += [Text(text=_said(classes, schemes)), _classes(classes, named.size)]
+        by_class = _classes(classes, named.size)
+        told = Details(summary="Missed tokens by class", blocks=(by_class,))
+        blocks += [Text(text=_said(classes, schemes)), told]
     listed = _at(results, results.table(MISSES), schemes, named.size)
     for place, scheme in enumerate(schemes, 1):
         rows = listed[listed["family"] == scheme].sort_values("place")

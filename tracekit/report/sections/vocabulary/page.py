@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.report.blocks import Absent, Heading, Items, Section, Text
+from tracekit.report.blocks import Absent, Details, Heading, Items, Section, Text
 from tracekit.report.figures.cost_curve import cost_curve
 from tracekit.report.figures.coverage import ARGMAX, MASS, coverage
 from tracekit.report.figures.tails import tails
@@ -36,7 +36,7 @@ def section(results: Results, options: Options) -> Section | Absent:
     sets = _sets(results) if results.curves("vocab", "hit_argmax") else [absent]
     attended: list[Block] = [
         *_titled("Does attention point at the next token?", foretelling(results)),
-        *_titled("Do anchors drift?", drift(results)),
+        *_titled("Do anchors drift?", _folded("Drift by tokens seen", drift(results))),
     ]
     if sets == [absent] and not attended:
         return absent
@@ -62,8 +62,7 @@ def _sets(results: Results) -> list[Block]:
         *_figures(results, chosen),
         *_by_domain(results, chosen),
         *_titled("What is missed", misses(results, chosen)),
-        *_titled("Batches", [batches(results, chosen)]),
-        *_titled("Sizes set at each step", controllers(results)),
+        *_titled("Sizes set at each step", _folded("Gains, size by size", controllers(results))),
     ]
 
 
@@ -76,14 +75,17 @@ def _answer(results: Results, chosen: Named) -> list[Block]:
 def _figures(results: Results, chosen: Named) -> list[Block]:
     rows = results.table(CANDIDATES)
     at_size = with_family(results, rows[rows["size"] == chosen.size])
+    probability = coverage(results, MASS, chosen.looks, chosen.size)
+    batched = batches(results, chosen)
     blocks = (
         Text(text=chosen.rule, look="rule"),
         cost_curve(results, chosen.looks),
         coverage(results, ARGMAX, chosen.looks, chosen.size),
         estimators(results, chosen),
-        coverage(results, MASS, chosen.looks, chosen.size),
+        batched and Details(summary="What batches read", blocks=(batched,)),
         tails(results, at_size, chosen.looks, chosen.size),
-        percentiles(results, chosen),
+        *_folded("Percentiles of -ln m, scheme by scheme", percentiles(results, chosen)),
+        probability and Details(summary=probability.alt, blocks=(probability,)),
     )
     return [one for one in blocks if one is not None]
 
@@ -93,6 +95,11 @@ def _by_domain(results: Results, chosen: Named) -> list[Block]:
     caution = Text(text=told, look="caution") if told else None
     why = None if judged is None else reasons(results)
     return _titled("By domain", [caution, judged, why, table])
+
+
+def _folded(summary: str, blocks: Sequence[Block]) -> list[Block]:
+    """Return the sentence that comes first, and the rest folded up; [] of nothing."""
+    return [blocks[0], Details(summary=summary, blocks=tuple(blocks[1:]))] if blocks else []
 
 
 def _titled(title: str, blocks: Sequence[Block | None]) -> list[Block]:

@@ -1,4 +1,4 @@
-"""Every policy at three kept fractions, each level of truth in columns of its own."""
+"""Policies that were asked to keep about the same, a row each."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tracekit.measure.stats import bootstrap_mean
-from tracekit.report.blocks import Absent, Block, Heading, Section, Text
-from tracekit.report.estimates import bare, cell, compact, short, signed
+from tracekit.report.estimates import cell, compact
 from tracekit.report.formats import NOTHING, percent, size
-from tracekit.report.load import KEY_MEASURES, Point, Results
-from tracekit.report.stacked import stacked
+from tracekit.report.load import KEY_MEASURES
+from tracekit.report.sections.policies.measured import COLUMNS
 from tracekit.report.tables import Cell, HtmlTable, text_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Hashable, Mapping
 
-    import numpy as np
-
-    from tracekit.report.options import Options
+    from tracekit.report.load import Point
+    from tracekit.report.sections.policies.measured import Measured
 
 WANTED_FRACS = (0.10, 0.25, 0.50)
 """Kept fractions asked for at which policies are compared."""
@@ -32,76 +29,18 @@ KEPT_SHOWN = 0.005
 ASKED_SHOWN = 0.001
 """Asked fractions that differ by more from that of the table are written in their row."""
 
-COMMAND = "tracekit simulate TRACE -o RESULTS --level local,predicted,propagated"
-
-_COLUMNS = {
-    "local": "output error (%), local",
-    "predicted": "KL (nats), predicted",
-    "propagated": "KL (nats), propagated",
-}
-
-
-def section(results: Results, options: Options) -> Section | Absent:
-    """Return the tables of policies."""
-    del options
-    if not any(level in results.levels for level in _COLUMNS):
-        return Absent(what="Policies: none was replayed", command=COMMAND)
-    table = _Policies(results)
-    blocks: list[Block] = [Text(text=table.legend, look="note")]
-    for wanted in WANTED_FRACS:
-        if points := table.near(wanted):
-            blocks += [
-                Heading(text=f"Asked to keep about {percent(wanted)}"),
-                table.of(points, wanted),
-            ]
-    blocks += stacked(results)
-    return Section(
-        name="policies",
-        title="Policies at three kept fractions",
-        short="Policies",
-        blocks=tuple(blocks),
-    )
-
 
 @dataclass(frozen=True)
-class _Policies:
-    """What the tables share: points of all levels by policy text."""
+class Policies:
+    """Tables of policies, one a fraction that was asked for."""
 
-    results: Results
-
-    @cached_property
-    def levels(self) -> tuple[str, ...]:
-        return tuple(level for level in _COLUMNS if level in self.results.levels)
-
-    @cached_property
-    def curves(self) -> dict[str, list[Point]]:
-        """Points by policy, at the level that has most of them."""
-        return self._lines(self.levels[0], KEY_MEASURES[self.levels[0]])
-
-    def _lines(self, level: str, measure: str) -> dict[str, list[Point]]:
-        lines = (
-            self.results.curves("kv", measure, level=level, x_name=x_name)
-            for x_name in ("kept_frac", "read_frac")
-        )
-        return {family: curve for found in lines for family, curve in found.items()}
-
-    @cached_property
-    def points(self) -> dict[tuple[str, str], dict[tuple[str, str], Point]]:
-        """By level and measure, then by cell."""
-        wanted = [(level, KEY_MEASURES[level]) for level in self.levels]
-        wanted += [(level, "kept_frac") for level in self.levels]
-        wanted += [(self.levels[0], "kv_bytes")]
-        wanted += [("propagated", name) for name in ("same_top_frac", "noise_kl_nats")]
-        return {
-            one: {point.cell: point for curve in self._lines(*one).values() for point in curve}
-            for one in wanted
-        }
+    measured: Measured
 
     @cached_property
     def about(self) -> dict[str, dict[Hashable, Any]]:
         """Schedule, and how many sequences have which flag, by policy, at the first level."""
-        rows = self.results.whole
-        rows = rows[rows["level"] == self.levels[0]]
+        rows = self.measured.results.whole
+        rows = rows[rows["level"] == self.measured.levels[0]]
         found = rows.groupby("policy", sort=True).agg(
             evict_at=("evict_at", "first"),
             query_aware=("query_aware", lambda values: Counter(values.dropna())),
@@ -112,34 +51,12 @@ class _Policies:
         )
         return {str(name): row for name, row in found.to_dict("index").items()}
 
-    @cached_property
-    def given(self) -> set[str]:
-        """Sequences of given text: those of generated text have no perplexity worth telling."""
-        return {
-            one["sequence_id"]
-            for one in self.results.run["sequences"]
-            if one["text_source"] == "given"
-        }
-
-    @cached_property
-    def perplexity(self) -> dict[str, Point]:
-        """Relative change of the perplexity of given text, by policy."""
-        rows = self.results.whole
-        rows = rows[(rows["level"] == "propagated") & rows["sequence_id"].isin(self.given)]
-        rows = rows[~rows["is_idle"].eq(True)]
-        change = (rows["nll_pruned"] - rows["nll_full"]).astype(float)
-        return {
-            str(name): _perplexity(str(name), values.to_numpy(), self.results.run["seed"])
-            for name, values in change.groupby(rows["policy"])
-            if values.notna().any()
-        }
-
     @property
     def legend(self) -> str:
         """What the columns are, once for the three tables."""
         perplexity = (
             "Perplexity is told of given text only."
-            if self.perplexity
+            if self.measured.perplexity
             else "There is no column of perplexity: no given text was run at level propagated."
         )
         return (
@@ -156,7 +73,7 @@ class _Policies:
     def near(self, wanted: float) -> list[Point]:
         """Return a point a policy: of those nearest this of the wanted fractions, the nearest."""
         found = []
-        for curve in self.curves.values():
+        for curve in self.measured.curves.values():
             able = [point for point in curve if _home(point) == wanted]
             if able:
                 found.append(min(able, key=lambda point: abs(point.asked - wanted)))
@@ -164,37 +81,21 @@ class _Policies:
 
     def _loss(self, point: Point) -> tuple[float, str]:
         """Return the mean at the highest level, for the order of rows."""
-        level = self.levels[-1]
-        found = self.points[level, KEY_MEASURES[level]].get(point.cell)
+        level = self.measured.levels[-1]
+        found = self.measured.points[level, KEY_MEASURES[level]].get(point.cell)
         return (math.inf if found is None else found.mean), point.family
-
-    @cached_property
-    def measures(self) -> tuple[_Measure, ...]:
-        """Columns of means, each of one level."""
-        found = [
-            _Measure(_COLUMNS[level], self.points[level, KEY_MEASURES[level]], write)
-            for level, write in zip(_COLUMNS, (bare, short, short), strict=True)
-            if level in self.levels
-        ]
-        if "propagated" in self.levels:
-            same = self.points["propagated", "same_top_frac"]
-            found.append(_Measure("same top token (%), propagated", same, bare))
-        if self.perplexity:
-            change = {(name, ""): point for name, point in self.perplexity.items()}
-            found.append(_Measure("perplexity change (%), propagated", change, signed))
-        return tuple(found)
 
     def of(self, points: list[Point], wanted: float) -> HtmlTable:
         """Return the table of some points."""
         seen = {self._seen(point) for point in points}
         shared = seen.pop() if len(seen) == 1 else ""
-        sizes = {one.label: one.size(points) for one in self.measures}
+        sizes = {one.label: one.size(points) for one in self.measured.measures}
         rows = [self._row(point, wanted, sizes, told=not shared) for point in points]
         return HtmlTable(
             name=f"policies-{100 * wanted:.0f}",
             caption=(
                 f"Policies that were asked to keep about {percent(wanted)}; flags and bytes at "
-                f"level {self.levels[0]}, order by level {self.levels[-1]}"
+                f"level {self.measured.levels[0]}, order by level {self.measured.levels[-1]}"
                 + (f". All of them {shared}" if shared else "")
             ),
             columns=tuple(text_column(label + _of(sizes.get(label))) for label in rows[0]),
@@ -213,15 +114,15 @@ class _Policies:
             "policy": cell(point.family),
             f"kept, {self._kept_levels}": cell(self._kept(point), point.x),
         }
-        for one in self.measures:
+        for one in self.measured.measures:
             found = one.of(point)
             text = compact(found, one.write)
             if found is not None and sizes[one.label] is not None:
                 text = text.removesuffix(f" n={found.n}")
-            if found is not None and one.label == _COLUMNS["propagated"] and self._is_noise(found):
+            if found is not None and one.label == COLUMNS["propagated"] and self._is_noise(found):
                 text += " \u2264\u00a0noise"
             row[one.label] = cell(text, _mean(found))
-        held = self.points[self.levels[0], "kv_bytes"].get(point.cell)
+        held = self.measured.points[self.measured.levels[0], "kv_bytes"].get(point.cell)
         row["cache"] = cell(NOTHING if held is None else size(held.mean), _mean(held))
         seen = self._seen(point) if told else ""
         row["schedule"] = cell(self._schedule(point) + (f"; {seen}" if seen else ""))
@@ -231,13 +132,13 @@ class _Policies:
     @property
     def _kept_levels(self) -> str:
         """Whose kept fractions stand in a cell: levels may have sequences that differ in it."""
-        return " | ".join(dict.fromkeys((self.levels[0], self.levels[-1])))
+        return " | ".join(dict.fromkeys((self.measured.levels[0], self.measured.levels[-1])))
 
     def _kept(self, point: Point) -> str:
         """Return the kept fraction, at the first and the last level where they differ."""
         first, last = (
-            self.points[level, "kept_frac"].get(point.cell)
-            for level in (self.levels[0], self.levels[-1])
+            self.measured.points[level, "kept_frac"].get(point.cell)
+            for level in (self.measured.levels[0], self.measured.levels[-1])
         )
         x = point.x if first is None else first.mean
         if last is None or abs(x - last.mean) <= KEPT_SHOWN:
@@ -245,7 +146,7 @@ class _Policies:
         return f"{percent(x)} | {percent(last.mean)}"
 
     def _is_noise(self, point: Point) -> bool:
-        noise = self.points["propagated", "noise_kl_nats"].get(point.cell)
+        noise = self.measured.points["propagated", "noise_kl_nats"].get(point.cell)
         return noise is not None and point.mean <= noise.mean
 
     def _schedule(self, point: Point) -> str:
@@ -275,24 +176,6 @@ class _Policies:
         return "; ".join(flags)
 
 
-@dataclass(frozen=True)
-class _Measure:
-    """A column of means: its label, its points by cell, and how one is written."""
-
-    label: str
-    points: Mapping[tuple[str, str], Point]
-    write: Callable[[float], str]
-
-    def of(self, point: Point) -> Point | None:
-        """Return the mean of a policy; perplexities are by its text alone."""
-        return self.points.get(point.cell, self.points.get((point.name, "")))
-
-    def size(self, points: list[Point]) -> int | None:
-        """Return the number of sequences that all means have; None where they differ."""
-        sizes = {found.n for point in points if (found := self.of(point)) is not None}
-        return sizes.pop() if len(sizes) == 1 else None
-
-
 def _of(n: int | None) -> str:
     return "" if n is None else f", n\u00a0=\u00a0{n}"
 
@@ -303,15 +186,3 @@ def _home(point: Point) -> float:
 
 def _mean(point: Point | None) -> float:
     return math.nan if point is None else point.mean
-
-
-def _perplexity(name: str, change_S: np.ndarray, seed: int) -> Point:
-    """Return exp(mean change of nll) - 1 with its interval."""
-    found = bootstrap_mean(change_S, seed=seed)
-    ends = (
-        math.nan if end is None else math.expm1(end) for end in (found.mean, found.low, found.high)
-    )
-    mean, low, high = ends
-    return Point(
-        name, name, "propagated", True, "", math.nan, math.nan, mean, low, high, found.n, 0
-    )
