@@ -238,6 +238,7 @@ def test_lasting_layers_are_counted_beside_the_half_life(tmp_path: Path) -> None
 def test_sink_logits_and_windows_are_told(tmp_path: Path) -> None:
     layers = tuple(replace(one, window=64 if one.index % 2 else None) for one in spec().layers)
     trace = {
+        "path": "trace",
         "capture": "qkv",
         "run_id": "0",
         "created": "",

@@ -49,6 +49,8 @@ def sequence(number: int, **places: Any) -> dict[str, Any]:
         "finish_reason": "length",
         "text_source": "generated",
         "mean_entropy_nats": 1.0,
+        "prompt_sha256": f"prompt of needle-{number:02d}",
+        "tokens_sha256": f"tokens of needle-{number:02d}",
         "needle_position": 10,
         "needle_depth_frac": (number % 10) / 10,
     } | places

@@ -20,7 +20,8 @@ class Options:
     alpha
         Share of prompts that may be damaged.
     delta
-        Chance that the recommendation is wrong about that.
+        Chance that anything is certified that is wrong about that: it bounds the procedure, not the
+        share of wrong ones among what was certified.
 
     Raises
     ------

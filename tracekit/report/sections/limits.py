@@ -18,7 +18,9 @@ The kept fraction counts bytes over the scored steps, so a policy that evicts on
 cache grow keeps more than it was asked to.
 Bytes are those of the entries. Whether a device gets them back depends on its allocator and kernel.
 Perplexity is told of given text alone: a model's own text is blind to what it would not write.
-An oracle looks at the answer first: it bounds the others and cannot be built."""
+An oracle looks at the answer first: it bounds the others and cannot be built.
+Delta bounds the procedure: the chance that anything wrong is certified, not the share of wrong ones \
+among what was certified."""
 
 
 def section(results: Results, options: Options) -> Section:
