@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tracekit.report.blocks import Absent, Block, Heading, Section, Text
+from tracekit.report.blocks import Absent, Block, Details, Heading, Section, Text
 from tracekit.report.estimates import bare, cell, compact, short
 from tracekit.report.formats import percent
 from tracekit.report.tables import Cell, HtmlTable, text_column
@@ -25,11 +25,17 @@ MOST_POLICIES = 6
 
 
 def section(results: Results, options: Options) -> Section | Absent:
-    """Return one table a level, and the domain that breaks first where there are prompts enough."""
+    """Return one table a level, and the domain that breaks first where there are prompts enough.
+
+    The highest level is open, the others are folded.
+    """
     blocks: list[Block] = []
     if results.domains("kv"):
         for yardstick in yardsticks(results, options):
-            blocks += _level(results, yardstick)
+            told = _level(results, yardstick)
+            if told and blocks:
+                told = [Details(summary=f"The same at level {yardstick.level}", blocks=tuple(told))]
+            blocks += told
     if not blocks:
         return Absent(
             what="Domains: no policy that evicts was replayed",

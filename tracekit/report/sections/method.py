@@ -63,7 +63,8 @@ def section(results: Results, options: Options) -> Section:
                     "The run was recorded once; every policy and estimator was then replayed on "
                     "the same recorded tokens. Sequences in which nothing was evicted are counted "
                     "as left out and not averaged. Intervals are 95\u00a0% bootstrap intervals "
-                    f"over sequences (seed {run['seed']}); below 3 sequences there are none."
+                    f"over sequences (seed {run['seed']}), those of verdicts over prompts; below 3 there "
+                    "are none."
                 )
             ),
             Facts(facts=tuple((f"Level {one}", LEVELS[one]) for one in results.levels)),

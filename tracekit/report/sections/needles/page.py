@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tracekit.measure.stats import bootstrap_mean
-from tracekit.report.blocks import Absent, Section, Text
+from tracekit.report.blocks import Absent, Details, Section, Text
 from tracekit.report.figures.needle_map import DEPTHS, Needle, depth_bin, needle_map
 from tracekit.report.formats import percent, percent_range
 from tracekit.report.sections.needles.loss import needle_loss
@@ -157,4 +157,4 @@ def _one_by_one(methods: Sequence[Held], seed: int) -> list[Block]:
         return [*blocks, needle_map(placed, seed)]
     if len({one.sequence_id for one in shown}) >= ENOUGH_FOR_A_MAP:
         return [Absent(what="The map of needles by depth and length", command=_AGAIN)]
-    return [*blocks, needle_list(shown)]
+    return [Details(summary="Needle by needle", blocks=(*blocks, needle_list(shown)))]
