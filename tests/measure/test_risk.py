@@ -19,7 +19,6 @@ from tracekit.measure.risk import (
     fewest_to_conform,
     fewest_to_test,
     fixed_sequence,
-    hoeffding_bentkus_p_value,
     upper_bound,
 )
 
@@ -43,21 +42,6 @@ def test_the_binomial_p_value_is_a_sum(counts: tuple[int, int], alpha: float) ->
     whole = binomial_p_value(np.arange(n + 1), n, alpha)
     assert whole.shape == (n + 1,)
     assert whole[failed] == binomial_p_value(failed, n, alpha)
-
-
-@given(st.lists(st.floats(0, 1), max_size=30), SHARES)
-def test_hoeffding_bentkus_is_the_smaller_bound(losses: list[float], alpha: float) -> None:
-    n, mean = len(losses), sum(losses) / max(1, len(losses))
-    a = min(mean, alpha)
-    divergence = (a * math.log(a / alpha) if a > 0 else 0) + (1 - a) * math.log(
-        (1 - a) / (1 - alpha)
-    )
-    bentkus = math.e * tail(min(n, math.ceil(sum(losses))), n, alpha)
-    wanted = min(1, math.exp(-n * divergence), bentkus)
-    found = hoeffding_bentkus_p_value(np.array(losses), alpha)
-    assert found == pytest.approx(wanted, rel=1e-6, abs=1e-12)
-    ones = np.round(losses)
-    assert hoeffding_bentkus_p_value(ones, alpha) >= tail(int(ones.sum()), n, alpha) * (1 - 1e-9)
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), SHARES)
@@ -170,8 +154,6 @@ REFUSED: dict[str, Callable[[], object]] = {
     "more failed than there are": lambda: binomial_p_value(3, 2, 0.1),
     "fewer than none failed": lambda: binomial_p_value(-1, 2, 0.1),
     "alpha of one": lambda: binomial_p_value(0, 2, 1.0),
-    "loss above one": lambda: hoeffding_bentkus_p_value(np.array([1.5]), 0.1),
-    "loss that is no number": lambda: hoeffding_bentkus_p_value(np.array([np.nan]), 0.1),
     "loss above the largest": lambda: conformal_budget(np.array([[2.0]]), 0.1),
     "loss above another largest": lambda: conformal_budget(np.array([[0.6]]), 0.1, 0.5),
     "alpha of zero": lambda: fewest_to_conform(0.0),

@@ -1,6 +1,6 @@
 """Distribution-free tests and bounds on a risk: the mean loss of a unit drawn as those seen were.
 
-Units (prompts) are exchangeable, each with one loss in [0, 1]. Nothing else is assumed of them.
+Units (prompts) are exchangeable, each with one loss. Nothing else is assumed of them.
 Numpy and scipy alone: reports read this without torch.
 """
 
@@ -56,40 +56,6 @@ def binomial_p_value(num_failed: ArrayLike, n: int, alpha: float) -> np.ndarray:
     if n == 0:
         return np.ones_like(failed)
     return np.asarray(bdtr(failed, n, alpha), dtype=np.float64)
-
-
-def hoeffding_bentkus_p_value(loss_N: np.ndarray, alpha: float) -> float:
-    """Return the p-value of "the risk is above ``alpha``" for losses in [0, 1].
-
-    Parameters
-    ----------
-    loss_N
-        One loss a unit; of none the p-value is 1.
-    alpha
-        Risk, in (0, 1).
-
-    Raises
-    ------
-    UsageError
-        If a number is out of range.
-
-    Notes
-    -----
-    Angelopoulos et al. 2021 (arXiv 2110.01052), after Bates et al. 2021 (arXiv 2101.02703):
-    the smaller one of Hoeffding's exp(-n h(min(mean, alpha), alpha)), h the relative entropy of two
-    coins, and Bentkus' e P(Binomial(n, alpha) <= ceil(n mean)). At most 1 here.
-    """
-    check_share("alpha", alpha)
-    n = len(loss_N)
-    if n == 0:
-        return 1.0
-    if not ((loss_N >= 0) & (loss_N <= 1)).all():
-        msg = f"losses lie in [0, 1], unlike {loss_N.min():g} to {loss_N.max():g}."
-        raise UsageError(msg)
-    total = float(loss_N.sum())
-    hoeffding = math.exp(-n * _coin_divergence(min(total / n, alpha), alpha))
-    bentkus = math.e * float(bdtr(min(n, math.ceil(total)), n, alpha))
-    return min(1.0, hoeffding, bentkus)
 
 
 def upper_bound(num_failed: int, n: int, delta: float) -> float:
@@ -261,9 +227,3 @@ def check_share(name: str, value: float) -> None:
     if not 0 < value < 1:
         msg = f"{name} is a share between 0 and 1, unlike {value:g}."
         raise UsageError(msg)
-
-
-def _coin_divergence(a: float, b: float) -> float:
-    """Return a ln(a / b) + (1 - a) ln((1 - a) / (1 - b)), for a <= b < 1."""
-    heads = a * math.log(a / b) if a > 0 else 0.0
-    return heads + (1 - a) * math.log((1 - a) / (1 - b))
