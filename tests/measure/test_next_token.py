@@ -81,6 +81,14 @@ def pairs(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return full_RV, pruned_RV, torch.tensor(targets)
 
 
+def test_logits_that_differ_by_less_than_log_probabilities_can_keep_their_order() -> None:
+    logits_RV = torch.tensor([[-6.5e-28, 0.0]])
+    found = compare(logits_RV, logits_RV, torch.tensor([1]))
+    assert found.same_top.all()
+    assert found.hit.all()
+    assert found.hit_full.all()
+
+
 @settings(max_examples=150)
 @given(pairs(), st.sampled_from([EXACT, LLAMA_CPP]))
 def test_every_measure_equals_its_definition(

@@ -25,6 +25,10 @@ class Convention(ABC):
         """Return log-probabilities of the base, float64 [T, V], from its logits and their own."""
 
     @abstractmethod
+    def top(self, logits_TV: torch.Tensor, base_TV: torch.Tensor) -> torch.Tensor:
+        """Return the most likely token of the full run, int64 [T]."""
+
+    @abstractmethod
     def kl_nats(
         self, base_TV: torch.Tensor, prob_TV: torch.Tensor, logq_TV: torch.Tensor
     ) -> torch.Tensor:
@@ -41,6 +45,11 @@ class Exact(Convention):
         """Return the run's own log-probabilities."""
         del logits_TV
         return logp_TV
+
+    def top(self, logits_TV: torch.Tensor, base_TV: torch.Tensor) -> torch.Tensor:
+        """Return that of the logits: in log-probabilities near ones may round to a tie."""
+        del base_TV
+        return logits_TV.argmax(1)
 
     def kl_nats(
         self, base_TV: torch.Tensor, prob_TV: torch.Tensor, logq_TV: torch.Tensor
@@ -65,6 +74,11 @@ class LlamaCpp(Convention):
         """Return what the codes decode to."""
         del logp_TV
         return coded_log_probs(logits_TV).double()
+
+    def top(self, logits_TV: torch.Tensor, base_TV: torch.Tensor) -> torch.Tensor:
+        """Return that of the decoded log-probabilities."""
+        del logits_TV
+        return base_TV.argmax(1)
 
     def kl_nats(
         self, base_TV: torch.Tensor, prob_TV: torch.Tensor, logq_TV: torch.Tensor

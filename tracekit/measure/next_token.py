@@ -154,7 +154,7 @@ def _facts(logits_TV: torch.Tensor, target_T: torch.Tensor, convention: Conventi
     return _Facts(
         logsumexp_T,
         -base_TV.gather(1, target_T[:, None])[:, 0],
-        base_TV.argmax(1),
+        convention.top(logits_TV, base_TV),
         _margin(best_T, second_T, logits_TV.shape[1]),
         -expectation(prob_TV, logp_TV),
         is_bad_T,
