@@ -181,6 +181,21 @@ def test_the_choosing_prompts_alone_make_the_order(tmp_path: Path) -> None:
     assert two.overall.certified is None
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 99), st.sampled_from([0.05, 0.2, 0.5]))
+def test_the_lead_saves_most_of_what_damages_few_of_the_judging_prompts(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, alpha: float
+) -> None:
+    options = Options(alpha=alpha)
+    folder = tmp_path_factory.mktemp("lead") / "r"
+    found = recommend(kl_damage(results_of(folder, cells(7, seed=seed)), options), options, seed=0)
+    candidates = found.overall.candidates
+    wanted = next((one for one in reversed(candidates) if one.damaged / one.n <= alpha), None)
+    if wanted is None:
+        wanted = sorted(candidates, key=lambda one: one.damaged)[0]
+    assert found.lead == wanted
+
+
 def test_a_wrong_marked_answer_is_a_loss_of_its_own(tmp_path: Path) -> None:
     rows = cells(45)
     steps = rows.assign(position=9, distance=1, is_answer=True, hit_full=True, is_given=False)

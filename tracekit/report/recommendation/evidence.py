@@ -103,7 +103,7 @@ def _row(one: Candidate) -> list[object]:
 
 def _domain_table(found: Recommendation, what: str, options: Options, name: str) -> HtmlTable:
     """Return each domain's own chain of tests, in the order of all domains together."""
-    shown = found.overall.certified or found.favourite
+    shown = found.overall.certified or found.lead
     assert shown is not None
     columns = (
         text_column("domain"),

@@ -39,6 +39,8 @@ class Recommendation:
         The largest saving within alpha on the choosing prompts, else the safest; None: no candidate.
     conformal
         Conformal risk control over the amounts of the favourite's family, and the policy it chose.
+    alpha
+        Share of prompts that may be damaged.
     """
 
     damage: Damage
@@ -51,6 +53,19 @@ class Recommendation:
     by_domain: tuple[Chain, ...]
     favourite: Candidate | None
     conformal: tuple[Conformal, Candidate | None] | None
+
+    alpha: float
+
+    @property
+    def lead(self) -> Candidate | None:
+        """What to try where nothing is certified, picked on the very prompts that judge.
+
+        The largest saving of those that damage at most a share of alpha of them, else the candidate
+        that damages fewest.
+        """
+        candidates = self.overall.candidates
+        within = [one for one in candidates if one.damaged <= self.alpha * one.n]
+        return within[-1] if within else min(candidates, key=_num_damaged, default=None)
 
     @property
     def needed_prompts(self) -> int:
@@ -102,7 +117,12 @@ def recommend(damage: Damage, options: Options, *, seed: int) -> Recommendation:
         ),
         favourite=favourite,
         conformal=conformal,
+        alpha=options.alpha,
     )
+
+
+def _num_damaged(one: Candidate) -> int:
+    return one.damaged
 
 
 def _favourite(candidates: tuple[Candidate, ...], alpha: float) -> Candidate | None:

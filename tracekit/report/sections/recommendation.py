@@ -48,7 +48,7 @@ def section(results: Results, options: Options) -> Section | Absent:
 
 def _verdict(found: Recommendation, options: Options, use: str = "Use {}.") -> str:
     """Return the answer in sentences: what is certified, or why nothing is."""
-    best, favourite = found.overall.certified, found.favourite
+    best, lead = found.overall.certified, found.lead
     if best is not None:
         return (
             f"{use.format(best.name)} {_held(best)} It damaged {best.damaged} of {best.n} prompts that "
@@ -60,7 +60,7 @@ def _verdict(found: Recommendation, options: Options, use: str = "Use {}.") -> s
             f"least {found.needed} without a damaged one must ({found.needed_prompts} in all, since "
             f"one in three chooses). To be shown: {goal(options)}."
         )
-    elif favourite is None:
+    elif lead is None:
         return "No policy is certified: none is a candidate; the list below says why."
     else:
         safest = found.overall.candidates[0]
@@ -69,12 +69,11 @@ def _verdict(found: Recommendation, options: Options, use: str = "Use {}.") -> s
             f"damaged {safest.damaged} of {safest.n} prompts that judged it (p = "
             f"{number(safest.p_value)}, to be at most {options.delta:g})."
         )
-    if favourite is None:
+    if lead is None:
         return why
     return (
-        f"{why} Not certified, a point estimate: {favourite.name} damaged {favourite.damaged} of "
-        f"{favourite.n} prompts that judged it, a share of at most {percent(favourite.upper)} with a "
-        f"confidence of {percent(1 - options.delta)}. {_held(favourite)}"
+        f"{why} A lead, not certified: {lead.name} damaged {lead.damaged} of {lead.n} prompts that "
+        f"judged it. It was picked on these very prompts; on others it may damage more. {_held(lead)}"
     )
 
 
@@ -132,7 +131,7 @@ def _noise(results: Results, options: Options) -> list[Block]:
 def _paste(results: Results, found: Recommendation, what: str, options: Options) -> list[Block]:
     """Return the file to replay the policy with."""
     best = found.overall.certified
-    shown = best or found.favourite
+    shown = best or found.lead
     if shown is None:
         return []
     counts = (
