@@ -64,7 +64,7 @@ def coded(logits: Sequence[float]) -> list[float]:
     decoded = []
     for x in z:
         code = 0.0
-        if scale > 0 and x > lowest:
+        if scale > 1e-38 and x > lowest:  # below, float32 has no 1 / scale
             code = float(np.rint(f32(f32(f32(1) / scale) * f32(x - lowest))))
         decoded.append(float(f32(f32(scale * f32(code)) + floor)))
     return decoded

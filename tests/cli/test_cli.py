@@ -59,27 +59,27 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_record_simulate_report_and_validate_work_one_after_the_other(
-    model_folder: Path, prompt_file: Path, tmp_path: Path
+    here: Here, model_folder: Path, prompt_file: Path, tmp_path: Path
 ) -> None:
     trace, results, page = tmp_path / "t", tmp_path / "r", tmp_path / "report.html"
     common = ("--model", model_folder, "--prompts", prompt_file, "-o", trace, "--max-new-tokens", 5)
     done = json.loads(run("record", *common, "--json").stdout)
     assert done["num_sequences"] == done["num_new"] == 5
-    assert json.loads(run("record", *common, "--json").stdout)["num_new"] == 0
-    run("validate", trace)
+    assert json.loads(here.run("record", *common, "--json")[0])["num_new"] == 0
+    here.run("validate", trace)
     done = json.loads(run("simulate", trace, "-o", results, "--sizes", "8,32", "--json").stdout)
     # 5 sequences; 11 policies, estimators and the steps' own facts, two cells of attention.
     assert done["num_computed"] == 5 * (11 + len(VOCAB) + 1 + 2)
     assert not done["failed"]
-    again = json.loads(run("simulate", trace, "-o", results, "--sizes", "8,32", "--json").stdout)
+    again = json.loads(here.run("simulate", trace, "-o", results, "--sizes", "8,32", "--json")[0])
     assert (again["num_computed"], again["num_found"]) == (0, done["num_computed"])
     assert run("report", results, "-o", page).stdout.strip() == str(page)
     text = page.read_text(encoding="utf-8")
     assert "<script>alert(1)" not in text
     for folder in (trace, results):
-        shown = run("show", folder).stdout
+        shown, _ = here.run("show", folder)
         assert max(len(line) for line in shown.splitlines() if line.startswith(" ")) <= 100
-        json.loads(run("show", folder, "--json").stdout)
+        json.loads(here.run("show", folder, "--json")[0])
 
 
 def test_settings_that_differ_are_named(

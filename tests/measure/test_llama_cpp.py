@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,12 @@ def test_what_is_near_the_highest_is_within_half_a_code_and_the_rest_stands_at_t
     wanted_TV = logp_TV.maximum(logp_TV.amax(1, keepdim=True) - 16)
     error_TV = (coded_log_probs(logits_TV).double() - wanted_TV).abs()
     assert float(error_TV.max()) < HALF_CODE_NATS
+
+
+@pytest.mark.parametrize("spread", [1e-38, 1e-36, 1e-34, 1e-30])
+def test_logits_that_are_nearly_equal_have_a_number(spread: float) -> None:
+    found_TV = coded_log_probs(torch.tensor([[0.0, spread, 0.0]]))
+    np.testing.assert_allclose(found_TV.numpy(), -math.log(3), rtol=1e-6)
 
 
 def test_equal_logits_have_one_code() -> None:

@@ -115,15 +115,20 @@ def test_the_list_of_sections_stays_beside_a_wide_page(light: Page) -> None:
     assert light.locator("nav [aria-current]").count() == 1
 
 
-@pytest.mark.parametrize("width", [400, 1400])
-def test_axe_finds_nothing_serious(page: Page, width: int) -> None:
+def test_axe_finds_nothing_serious(page: Page) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    page.set_viewport_size({"width": width, "height": 900})
+    page.set_viewport_size({"width": 1400, "height": 900})
     page.evaluate("for (const one of document.querySelectorAll('#tokens details')) one.open = true")
     assert _serious(axe.Axe().run(page)) == []
-    for view in ("missed", "held") if width > 400 else ():
+    for view in ("missed", "held"):
         page.check(f"#views input[value={view}]")
         assert _serious(axe.Axe().run(page, context=".tokens")) == []
+
+
+def test_axe_finds_nothing_serious_on_a_narrow_page(light: Page) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    light.set_viewport_size({"width": 400, "height": 900})
+    assert _serious(axe.Axe().run(light)) == []
 
 
 def _serious(found: Any) -> list[Any]:

@@ -192,7 +192,7 @@ def test_the_lead_saves_most_of_what_damages_few_of_the_judging_prompts(
     candidates = found.overall.candidates
     wanted = next((one for one in reversed(candidates) if one.damaged / one.n <= alpha), None)
     if wanted is None:
-        wanted = sorted(candidates, key=lambda one: one.damaged)[0]
+        wanted = min(candidates, key=lambda one: one.damaged)
     assert found.lead == wanted
 
 

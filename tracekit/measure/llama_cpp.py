@@ -36,6 +36,8 @@ def coded_log_probs(logits_TV: torch.Tensor) -> torch.Tensor:
     total_T1 = (logits_TV - peak_T1).exp_().sum(1, keepdim=True, dtype=torch.float64)
     floor_T1 = clamp_T1 - peak_T1 - total_T1.log().float()
     scale_T1 = (peak_T1 - clamp_T1) / TOP_CODE
-    steps_T1 = torch.where(scale_T1 > 0, 1 / scale_T1, 0.0)
+    steps_T1 = 1 / scale_T1
+    # Logits that are all alike, or nearly so that float32 has no number of steps, have one code.
+    steps_T1.masked_fill_(steps_T1.isinf(), 0)
     code_TV = (logits_TV - clamp_T1).clamp_(min=0).mul_(steps_T1).round_()
     return code_TV.mul_(scale_T1).add_(floor_T1)
