@@ -13,8 +13,10 @@ from tests import tiny
 if TYPE_CHECKING:
     from pathlib import Path
 
-# How long an example takes depends on what else the machine does.
-settings.register_profile("tracekit", deadline=None)
+# How long an example takes depends on what else the machine does. Examples are the same in every run,
+# so that a failure is of the code and can be repeated; others by --hypothesis-profile=search.
+settings.register_profile("search", deadline=None)
+settings.register_profile("tracekit", deadline=None, derandomize=True)
 settings.load_profile("tracekit")
 
 PROMPTS = [

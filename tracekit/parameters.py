@@ -144,7 +144,8 @@ def _text(pairs: list[tuple[str, Any]]) -> str:
 
 
 def _number(value: float) -> str:
-    """Return the number as short as it can be read back."""
+    """Return the number as short as it can be read back; -0 is 0, which it equals."""
+    value += 0.0
     short = f"{value:g}"
     text = short if float(short) == value else repr(value)
     # A plus would join two estimators.

@@ -98,7 +98,9 @@ def test_pyramid_gives_the_numbers_of_kvpress(num_tokens, window, beta, num_laye
     )
     theirs = kvpress_pyramid(budget, num_tokens, window, beta, num_layers)
     if min(theirs) >= 1:
-        assert found == [[one] * 2 for one in theirs]
+        # Ours add up to what even layers would hold; kvpress rounds each layer by itself.
+        most = 0 if sum(theirs) == budget * num_layers else 1
+        assert all(abs(ours[0] - one) <= most for ours, one in zip(found, theirs, strict=True))
 
 
 def test_pyramid_falls_from_the_first_layer_to_the_last():
