@@ -26,6 +26,7 @@ from tracekit.report.compare.match import Match, match_sequences
 from tracekit.report.compare.measures import MEASURES, find_measure
 from tracekit.report.compare.names import number, short_names
 from tracekit.report.compare.pairs import differences
+from tracekit.report.compare.parts import parts
 from tracekit.report.compare.select import Selector
 from tracekit.report.compare.side import Side
 from tracekit.schema import ALL, ANY, KV_RESULTS, LAYER_RESULTS, VOCAB_RESULTS
@@ -548,6 +549,8 @@ def test_a_bound_is_tested_only_where_a_condition_names_it(sides: tuple[Path, Pa
     assert all(row.is_causal for one in found[::2] for row in one.failed)
     assert not any(row.is_causal for one in found[1::2] for row in one.failed)
     assert found[0].to_json()["num_bounds"] == len(KEPT)
+    told = next(one for one in parts(compare(*sides, conditions=texts)) if one.title == "gate")
+    assert f"no @ names them: {len(KEPT) + len(SIZES)}." in told.lines[0]
 
 
 def test_a_gate_on_bounds_alone_says_how_to_name_them(sides: tuple[Path, Path]) -> None:

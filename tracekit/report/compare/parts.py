@@ -244,4 +244,6 @@ def _gate(gate: Sequence[Outcome], short: ShortNames) -> Part:
     failed = sum(not one.passed for one in gate)
     line = f"{failed} of {len(gate)} conditions failed." if failed else "All conditions passed."
     line += " A condition fails the gate where it holds; it is on B - A unless it begins with B."
+    if bounds := sum(one.num_bounds for one in gate):
+        line += f" Cells of bounds that no decoder has, not tested since no @ names them: {bounds}."
     return Part("gate", (line,), ("condition", "result", "cell", "value"), tuple(rows))
